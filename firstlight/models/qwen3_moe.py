@@ -1,0 +1,43 @@
+"""Qwen3-MoE. Differs from qwen3: softmax-routed experts, no shared expert, one window for all layers."""
+
+from __future__ import annotations
+
+from firstlight.models.llama import attention, decoder
+from firstlight.spec.arch import ArchSpec, Layer
+from firstlight.spec.feedforward import GLU, FeedForward, MoE, Router
+from firstlight.spec.names import DECODER
+from firstlight.spec.norm import Norm
+from firstlight.spec.read import Config
+
+NAMES = DECODER
+
+
+def feed_forwards(cfg: Config, num_layers: int) -> tuple[FeedForward, ...]:
+    """Return the feed-forward of each layer: experts every `decoder_sparse_step`-th layer, unless listed dense."""
+    dense_layers = cfg.integers("mlp_only_layers") or ()
+    step = cfg.positive("decoder_sparse_step", 1)
+    count = cfg.positive("num_experts", 128)
+    experts = MoE(
+        num_experts=count,
+        num_experts_per_tok=cfg.at_most(
+            "num_experts_per_tok", cfg.positive("num_experts_per_tok", 8), "num_experts", count
+        ),
+        moe_intermediate_size=cfg.positive("moe_intermediate_size", 768),
+        router=Router(score="softmax", renorm=cfg.get("norm_topk_prob", False)),
+    )
+    dense = GLU(intermediate_size=cfg.positive("intermediate_size", 6144))
+    return tuple(experts if i not in dense_layers and (i + 1) % step == 0 else dense for i in range(num_layers))
+
+
+def arch(cfg: Config) -> ArchSpec:
+    """Return the declaration of a qwen3_moe config."""
+    cfg.expect("hidden_act", "silu")
+    norm = Norm(eps=cfg.get("rms_norm_eps", 1e-6))
+    size = cfg.optional("sliding_window", int)
+    window = size if cfg.get("use_sliding_window", False) else None
+    cfg.ignore("max_window_layers")
+    mixer = attention(cfg, qk_norm=True, window=window)
+    layers = tuple(
+        Layer(mixer=mixer, ffn=ffn, norm=norm) for ffn in feed_forwards(cfg, cfg.positive("num_hidden_layers"))
+    )
+    return decoder(cfg, "qwen3_moe", layers, norm, 32768)

@@ -1,0 +1,140 @@
+"""Finds the port of a model: by file, by installed entry point, or by the checkpoint's model_type."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from firstlight.errors import EXIT_MISSING_OPERATORS, FirstlightError, closest
+from firstlight.spec.arch import ArchSpec
+from firstlight.spec.names import NameMap
+from firstlight.spec.read import Config, text_config
+
+ENTRY_POINT_GROUP = "firstlight.models"
+
+# modules of this folder that declare no model
+NOT_PORTS = ("registry", "known")
+
+# a text tower may carry its own model_type, alone or nested
+ALIASES = {"glm5_next_text": "glm5_next"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A declaration: config -> ArchSpec, and how the checkpoint spells the parameters. origin: where it came from."""
+
+    model_type: str
+    arch: Callable[[Config], ArchSpec]
+    names: NameMap
+    origin: str
+
+
+def known_models() -> list[str]:
+    """Return the model types of the package and of installed plugins, sorted."""
+    import firstlight.models as package
+
+    built_in = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in NOT_PORTS]
+    plugins = [entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    return sorted({*built_in, *plugins})
+
+
+def find_port(model_type: str, *, port_file: Path | None = None, where: str = "config.json") -> Port:
+    """Return the port for a model_type. port_file wins, then plugins, then the package.
+
+    Raises: FirstlightError (exit code 3) if nobody knows the model_type.
+    """
+    if port_file is not None:
+        return _port(model_type, load_file(port_file), str(port_file))
+    name = ALIASES.get(model_type, model_type)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            return _port(name, entry.load(), f"entry point {entry.value}")
+    if name not in known_models():
+        near = closest(name, known_models())
+        raise FirstlightError(
+            f"no port for model_type {model_type!r}",
+            where=f"{where}  model_type",
+            why=f"known: {', '.join(known_models())}",
+            fix=f"--port FILE.py{f' (nearest in name: {near})' if near else ''}; "
+            "firstlight inspect shows which operators exist",
+            exit_code=EXIT_MISSING_OPERATORS,
+        )
+    return _port(name, importlib.import_module(f"firstlight.models.{name}"), f"firstlight.models.{name}")
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a port file that lives outside the package. Raises: FirstlightError if absent or broken."""
+    if not path.is_file():
+        raise FirstlightError(
+            "no such port file", where=str(path), fix="give a Python file that defines arch and NAMES"
+        )
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(f"firstlight_port_{digest}", path)
+    assert spec is not None, f"no import spec for {path}"
+    assert spec.loader is not None, f"no loader for {path}"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise FirstlightError(
+            "the port file does not import", where=str(path), why=f"{type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _port(model_type: str, module: Any, origin: str) -> Port:
+    missing = [name for name in ("arch", "NAMES") if not hasattr(module, name)]
+    if missing:
+        raise FirstlightError(
+            f"the port lacks {' and '.join(missing)}", where=origin, why="a port defines arch(cfg) and NAMES"
+        )
+    return Port(model_type=model_type, arch=module.arch, names=module.NAMES, origin=origin)
+
+
+def read_arch(
+    raw: dict[str, Any], port: Port, *, where: str = "config.json", allow_unknown_keys: bool = False
+) -> tuple[ArchSpec, tuple[str, ...]]:
+    """Return the ArchSpec of a config.json and the unknown keys that were allowed.
+
+    Raises: FirstlightError on unknown keys (unless allowed) and on a quantised checkpoint.
+    """
+    cfg = Config(text_config(raw), where=where)
+    refuse_quantised(cfg)
+    try:
+        spec = port.arch(cfg)
+    except FirstlightError:
+        raise
+    except ValueError as error:
+        raise FirstlightError(str(error), where=where) from error
+    unknown = cfg.unknown()
+    if unknown and not allow_unknown_keys:
+        hints = [f"{key}{f' (nearest known: {near})' if near else ''}" for key, near in sorted(unknown.items())]
+        count = f"{len(unknown)} key{'s' if len(unknown) > 1 else ''}"
+        raise FirstlightError(
+            f"config.json has {count} that the {port.model_type} port does not know",
+            where=f"{where}  {', '.join(hints)}",
+            why="an unknown key is usually an unknown feature; ignoring it would give wrong numbers",
+            fix="--allow-unknown-keys if they change nothing (recorded in the report), or extend the port",
+        )
+    return spec, tuple(sorted(unknown))
+
+
+def refuse_quantised(cfg: Config) -> None:
+    """Raise FirstlightError if the checkpoint is quantised: those formats are not read yet."""
+    table = cfg.table("quantization_config")
+    if table:
+        method = table.get("quant_method", table.get("quant_algo", "unnamed"))
+        raise FirstlightError(
+            f"quantised checkpoint: {method}",
+            where=f"{cfg.where}  quantization_config",
+            why="weights are read as float32, float16 or bfloat16; quantised weights are not supported yet",
+            fix="use the bfloat16 release of this model",
+        )

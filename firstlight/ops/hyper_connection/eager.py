@@ -1,0 +1,47 @@
+"""Hyper-connections, plain torch: the mixing weights in fp32. Equations and letters in ref.py."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def hyper_read(
+    x_TND: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale_3: Tensor,
+    *,
+    sinkhorn_iters: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (h [T, D] in X.dtype, post [T, N] fp32, comb [T, N, N] fp32)."""
+    num_streams = x_TND.shape[1]
+    x32 = x_TND.float()
+    flat = x32.flatten(1)
+    # the norm is one factor per token, so it is applied to the few outputs instead of the wide input
+    factor_T1 = torch.rsqrt(flat.square().mean(1, keepdim=True) + norm_eps)
+    sizes = [num_streams, num_streams, num_streams**2]
+    scale = torch.cat([s.expand(size) for s, size in zip(scale_3.float().unbind(), sizes, strict=True)])
+    logits = torch.addcmul(base.float(), F.linear(flat, fn.float()) * factor_T1, scale)
+    pre_TN, post_TN, comb = torch.split(logits, sizes, dim=1)
+    comb_TNN = torch.softmax(comb.view(-1, num_streams, num_streams), dim=2) + eps
+    comb_TNN = comb_TNN / (comb_TNN.sum(1, keepdim=True) + eps)
+    for _ in range(sinkhorn_iters - 1):
+        comb_TNN = comb_TNN / (comb_TNN.sum(2, keepdim=True) + eps)
+        comb_TNN = comb_TNN / (comb_TNN.sum(1, keepdim=True) + eps)
+    h_TD = ((torch.sigmoid(pre_TN) + eps)[:, None] @ x32)[:, 0]
+    return h_TD.to(x_TND.dtype), 2 * torch.sigmoid(post_TN), comb_TNN
+
+
+def hyper_write(x_TND: Tensor, y_TD: Tensor, post_TN: Tensor, comb_TNN: Tensor) -> Tensor:
+    """Return the new streams [T, N, D] in X.dtype."""
+    added = post_TN.float()[..., None] * y_TD.float()[:, None]
+    return torch.baddbmm(added, comb_TNN.float().mT, x_TND.float()).to(x_TND.dtype)
+
+
+def hyper_head(x_TND: Tensor) -> Tensor:
+    """Return the mean of the streams, [T, D], in X.dtype."""
+    return x_TND.mean(1, dtype=torch.float32).to(x_TND.dtype)

@@ -1,0 +1,1 @@
+"""Layered precision: which path of a model runs in which format."""
