@@ -1,0 +1,1 @@
+"""Runs a Plan: one step over rows, and generation of one sequence."""

@@ -1,0 +1,84 @@
+"""Gated delta rule (KDA, gated DeltaNet) behind a short convolution.
+
+T tokens, H hidden, J value heads, K key dim, V value dim, C convolution channels, W its width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from firstlight.layers.context import LayerContext
+from firstlight.layers.linear import Linear, MergedLinear
+from firstlight.layers.norm import GatedNorm
+from firstlight.layers.parameter import Module, Part
+from firstlight.spec.mixers import DeltaRule
+
+
+class ShortConv(Module):
+    """Depthwise causal convolution over q, k and v, stored [C, W]."""
+
+    transparent = True
+
+    def __init__(self, spec: DeltaRule) -> None:
+        super().__init__()
+        keys, values = spec.num_k_heads * spec.head_k_dim, spec.num_v_heads * spec.head_v_dim
+        bounds = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, 2 * keys + values)}
+        parts = tuple(Part(f"{name}_conv1d.weight", (slice(*rows),)) for name, rows in bounds.items())
+        self.add_parameter("weight", (spec.conv_dim, spec.conv_kernel_size), dtype=torch.float32, parts=parts)
+
+    def forward(self, x_TC: Tensor, ctx: LayerContext) -> Tensor:
+        """Return silu(conv(x)), [T, C]; moves the window in the state slot on."""
+        y: Tensor = ctx.ops.short_conv(x_TC, self.weight, ctx.cache.states["conv"], ctx.rows, act="silu")
+        return y
+
+
+class DeltaAttention(Module):
+    """S <- Diag(exp g) S + k (beta (v - S^T k))^T, read after the write; gated norm; output projection."""
+
+    A_log: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, hidden_size: int, spec: DeltaRule) -> None:
+        super().__init__()
+        self.spec = spec
+        keys, values = spec.num_k_heads * spec.head_k_dim, spec.num_v_heads * spec.head_v_dim
+        decays = spec.num_v_heads * (spec.head_k_dim if spec.decay.granularity == "channel" else 1)
+        f_rank, g_rank = spec.decay.rank, spec.output_gate.rank
+        decay_in = {"f_a_proj": f_rank} if f_rank else {"f_proj": decays}
+        gate_in = {"g_a_proj": g_rank} if g_rank else {"g_proj": values}
+        outputs = {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": spec.num_v_heads, **decay_in, **gate_in}
+        self.in_proj = MergedLinear(hidden_size, outputs)
+        self.conv = ShortConv(spec)
+        self.f_b_proj = Linear(f_rank, decays) if f_rank else None
+        self.g_b_proj = Linear(g_rank, values) if g_rank else None
+        self.add_parameter("A_log", (spec.num_v_heads,), dtype=torch.float32)
+        self.add_parameter("dt_bias", (decays,), dtype=torch.float32)
+        self.o_norm = GatedNorm(spec.head_v_dim, eps=spec.norm_eps, act=spec.output_gate.act)
+        self.o_proj = Linear(values, hidden_size)
+
+    def forward(self, x_TH: Tensor, ctx: LayerContext) -> Tensor:
+        """Return y_TH; reads and writes the state and window slots of the rows."""
+        spec, ops = self.spec, ctx.ops
+        q, k, v, b_TJ, decay, gate = self.in_proj(x_TH, ops)
+        qkv = self.conv(torch.cat((q, k, v), dim=-1), ctx)
+        keys = spec.num_k_heads * spec.head_k_dim
+        q, k, v = qkv.split((keys, keys, spec.conv_dim - 2 * keys), dim=-1)
+        decay = decay if self.f_b_proj is None else self.f_b_proj(decay, ops)
+        gate = gate if self.g_b_proj is None else self.g_b_proj(gate, ops)
+        per_head = (spec.num_v_heads, spec.head_k_dim) if spec.decay.granularity == "channel" else (spec.num_v_heads,)
+        dt_bias = self.dt_bias.view(per_head)
+        form, bound = spec.decay.form, spec.decay.lower_bound
+        g = ops.decay_gate(decay.unflatten(-1, per_head), self.A_log, dt_bias, form=form, lower_bound=bound)
+        o_TJV = ops.delta_rule(
+            q.unflatten(-1, (spec.num_k_heads, spec.head_k_dim)),
+            k.unflatten(-1, (spec.num_k_heads, spec.head_k_dim)),
+            v.unflatten(-1, (spec.num_v_heads, spec.head_v_dim)),
+            g,
+            torch.sigmoid(b_TJ.float()),
+            ctx.cache.states["recurrent"],
+            ctx.rows,
+        )
+        o_TJV = self.o_norm(o_TJV, gate.unflatten(-1, (spec.num_v_heads, spec.head_v_dim)), ops)
+        out: Tensor = self.o_proj(o_TJV.flatten(1), ops)
+        return out

@@ -1,0 +1,1 @@
+"""Text in, ids out, and back: tokenizer, chat template, incremental detokenizer."""

@@ -1,0 +1,100 @@
+"""Weight shapes against the layers that hold them and against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from reference_configs import TINY, tiny_config, tiny_weights
+
+from firstlight.layers.decoder import Decoder
+from firstlight.layers.parameter import targets
+from firstlight.spec.arch import ArchSpec, BlockAttnRes
+from firstlight.spec.feedforward import MoE, SharedExpert
+from firstlight.spec.mixers import GQAttention, OutputGate
+from firstlight.spec.parts import OUTSIDE, parts
+from firstlight.spec.shapes import Weight, part_weights
+
+Declared = Callable[[dict[str, Any]], ArchSpec]
+
+
+def named_weights(arch: ArchSpec) -> dict[str, Weight]:
+    """Return the weights of a model by full name, experts written out."""
+    found: dict[str, Weight] = {}
+    for part in parts(arch):
+        for place in part.places:
+            for weight in part_weights(arch, part, place):
+                prefix = "" if place == OUTSIDE else f"layers.{place}."
+                for expert in range(weight.copies):
+                    name = prefix + weight.name.replace("{e}", str(expert))
+                    assert name not in found, name
+                    found[name] = weight
+    return found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_names_shapes_and_fp32_are_those_of_the_layers(name: str, declared: Declared) -> None:
+    arch = declared(tiny_config(name))
+    held = {target.name: target for target in targets(Decoder.build(arch, torch.bfloat16))}
+    ours = named_weights(arch)
+    assert {key: weight.shape for key, weight in ours.items()} == {key: target.shape for key, target in held.items()}
+    fp32 = {key for key, target in held.items() if getattr(target.module, target.attribute).dtype == torch.float32}
+    assert {key for key, weight in ours.items() if weight.float32} == fp32
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_parameters_are_those_of_transformers(name: str, declared: Declared) -> None:
+    ours = sum(prod(weight.shape) for weight in named_weights(declared(tiny_config(name))).values())
+    assert ours == sum(map(prod, tiny_weights(name).values()))
+
+
+def test_a_gate_emitted_by_the_query_projection_doubles_it(declared: Declared) -> None:
+    arch = declared(tiny_config("llama"))
+    before = named_weights(arch)
+    gate = OutputGate(act="sigmoid", source="q_proj")
+    after = named_weights(with_mixer(arch, output_gate=gate, sinks=True))
+    assert after["layers.0.mixer.q_proj.weight"].shape == (2 * before["layers.0.mixer.q_proj.weight"].shape[0], 64)
+    assert after["layers.0.mixer.sinks"].shape == (4,)
+    assert "layers.0.mixer.g_proj.weight" not in after
+
+
+@pytest.mark.parametrize(
+    ("rank", "shapes"),
+    [(None, {"g_proj": (64, 64)}), (5, {"g_a_proj": (5, 64), "g_b_proj": (64, 5)})],
+)
+def test_a_gate_on_the_hidden_state_has_its_own_projections(
+    rank: int | None, shapes: dict[str, tuple[int, int]], declared: Declared
+) -> None:
+    arch = with_mixer(declared(tiny_config("llama")), output_gate=OutputGate(act="sigmoid", rank=rank))
+    found = named_weights(arch)
+    gates = {key: weight.shape for key, weight in found.items() if key.startswith("layers.0.mixer.g_")}
+    assert gates == {f"layers.0.mixer.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def test_a_gated_shared_expert_has_one_more_row(declared: Declared) -> None:
+    arch = declared(tiny_config("qwen3_moe"))
+    ffn = arch.layers[0].ffn
+    assert isinstance(ffn, MoE)
+    shared = replace(ffn, shared=SharedExpert(intermediate_size=48, gate="sigmoid"))
+    found = named_weights(replace(arch, layers=(replace(arch.layers[0], ffn=shared),)))
+    assert found["layers.0.ffn.shared_gate.weight"].shape == (1, 64)
+    assert found["layers.0.ffn.shared.down_proj.weight"].shape == (64, 48)
+
+
+def test_block_residual_attention_has_a_norm_and_a_query_per_sub_layer_and_at_the_end(declared: Declared) -> None:
+    found = named_weights(replace(declared(tiny_config("llama")), residual=BlockAttnRes(block_size=2)))
+    mixing = {key: weight.shape for key, weight in found.items() if "residual" in key}
+    assert len(mixing) == 2 * (2 * 4 + 1)
+    assert set(mixing.values()) == {(64,), (1, 64)}
+
+
+def with_mixer(arch: ArchSpec, **changes: Any) -> ArchSpec:
+    """Return the model with its attention changed in every layer."""
+    mixer = arch.layers[0].mixer
+    assert isinstance(mixer, GQAttention)
+    changed = replace(mixer, **changes)
+    return replace(arch, layers=tuple(replace(layer, mixer=changed) for layer in arch.layers))
