@@ -1,0 +1,91 @@
+"""What a verification found: data first, JSON from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["module", "layer", "state", "selection", "logits", "tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison.
+
+    layer None: outside the layers. module: our module path inside the layer, or the name of a state.
+    error: greatest absolute difference; relative: it over the greatest magnitude of the reference.
+    position: token of the greatest difference. recall: share of the reference's selection found.
+    reference: the reference module compared with. note: what the numbers suggest.
+    """
+
+    layer: int | None
+    module: str
+    kind: Kind
+    error: float
+    relative: float
+    tolerance: float
+    passed: bool
+    position: int | None = None
+    recall: float | None = None
+    reference: str = ""
+    note: str = ""
+
+    @property
+    def place(self) -> str:
+        """Layer and module in one word."""
+        return (
+            self.module
+            if self.layer is None
+            else f"layers.{self.layer}.{self.module}"
+            if self.module
+            else f"layers.{self.layer}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Every check of one verification, in the order of the forward pass."""
+
+    model: str
+    model_type: str
+    port: str
+    reference: str
+    dtype: str
+    num_tokens: int
+    layers: tuple[int, ...]
+    checks: tuple[Check, ...]
+    seconds: float
+    versions: dict[str, str]
+    notices: tuple[str, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """True if there were checks and none failed."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def first_divergence(self) -> Check | None:
+        """The failed check that explains the others: of the first layer, the innermost module, in run order."""
+        failed = [check for check in self.checks if not check.passed]
+        if not failed:
+            return None
+        same = [check for check in failed if check.layer == failed[0].layer]
+        # a wrong state follows from a wrong module, unless nothing else is wrong
+        modules = [check for check in same if check.kind != "state"] or same
+        inner = [c for c in modules if not any(o is not c and inside(o.module, c.module) for o in modules)]
+        return inner[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data, with the verdict and the first divergence spelt out."""
+        first = self.first_divergence
+        return {
+            **asdict(self),
+            "passed": self.passed,
+            "first_divergence": asdict(first) | {"place": first.place} if first else None,
+        }
+
+
+def inside(module: str, outer: str) -> bool:
+    """True if a module path lies strictly below another; "" is the whole layer."""
+    return module != outer and (not outer or module.startswith(f"{outer}."))

@@ -1,0 +1,269 @@
+"""verify: one pass over the layers, ours beside the reference's, one layer's weights in memory at a time."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from firstlight.engine.assemble import Declared
+from firstlight.engine.runner import BoundPlan
+from firstlight.errors import FirstlightError
+from firstlight.layers.context import LayerContext, Scratch, StepContext
+from firstlight.layers.decoder import Decoder
+from firstlight.layers.parameter import targets
+from firstlight.ops.rows import Rows
+from firstlight.plan.planner import Plan
+from firstlight.quant.policy import PrecisionPolicy
+from firstlight.spec.mixers import DeltaRule, Mixer, MLAttention
+from firstlight.verify.compare import LayerComparison
+from firstlight.verify.difference import Difference, difference, judge
+from firstlight.verify.oracle import Call, Oracle, Trace
+from firstlight.verify.oracle_hf import HFOracle
+from firstlight.verify.oracle_ref import RefOracle, layer_memory
+from firstlight.verify.report import Check, Kind, VerifyReport
+from firstlight.weights.checkpoint import Checkpoint
+from firstlight.weights.load import load_into, resolve, unload
+
+# fp32 sums of a few thousand terms: 2^-24 * sqrt(4096) = 4e-6, with room for two orders of summation
+TOLERANCE = 1e-5
+REFERENCES = ("transformers", "ref")
+FLIPS = "every module agrees: a near-tie in routing or selection can flip end to end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """What to compare. num_tokens None: long enough for every selection, chunk and page to matter."""
+
+    reference: str = "transformers"
+    num_tokens: int | None = None
+    layers: range | None = None
+    tolerance: float = TOLERANCE
+    seed: int = 0
+
+
+class Verification:
+    """A checkpoint under a Plan beside a reference. Its Plan's bodies run, in fp32."""
+
+    def __init__(
+        self, declared: Declared, plan: Plan, options: VerifyOptions, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.declared, self.options, self.progress = declared, options, progress or (lambda layer: None)
+        self.plan = replace(plan, precision=PrecisionPolicy(backbone="float32"))
+        self.folder = declared.source.require_folder("verification")
+        self.model = Decoder.build(declared.arch, torch.float32)
+        self.checkpoint = Checkpoint.open(self.folder)
+        num_layers = len(declared.arch.layers)
+        self.load_plan = resolve(targets(self.model), declared.port.names.at(num_layers), self.checkpoint)
+        self.load_plan.raise_if_bad(str(self.folder))
+        self.bound = BoundPlan(self.plan, declared.table)
+        self.layers = self._layers(num_layers)
+        self.num_tokens = self._num_tokens()
+        self.rows = Rows.of([(0, self.num_tokens)])
+        self.checks: list[Check] = []
+        self.forced, self.own = Scratch(), Scratch()
+        self.x: Tensor | None = None
+
+    def run(self) -> VerifyReport:
+        """Return the report. Raises: FirstlightError if one side cannot be built."""
+        began = time.perf_counter()
+        oracle = self._oracle()
+        generator = torch.Generator().manual_seed(self.options.seed)
+        ids_T = torch.randint(0, self.declared.arch.vocab_size, (self.num_tokens,), generator=generator)
+        whole = len(self.layers) == len(self.model.layers)
+        with torch.inference_mode(), self.loaded("embed"):
+            self.x = self.model.begin(ids_T, self._step(0).model_ops) if whole else None
+        logits = oracle.run(ids_T, self.layers, self.visit)
+        if self.x is not None:
+            self._logits(logits)
+        failed = any(not check.passed for check in self.checks)
+        notice = oracle.contradiction(ids_T, logits) if failed else ""
+        self.checkpoint.close()
+        return VerifyReport(
+            model=self.declared.source.name,
+            model_type=self.declared.arch.model_type,
+            port=self.declared.port.origin,
+            reference=oracle.description,
+            dtype="float32",
+            num_tokens=self.num_tokens,
+            layers=tuple(self.layers),
+            checks=tuple(self.checks),
+            seconds=time.perf_counter() - began,
+            versions=versions(),
+            notices=(*self.checkpoint.notices, *([notice] if notice else [])),
+            unknown_keys=self.declared.unknown_keys,
+        )
+
+    def visit(self, index: int | None, trace: Trace) -> None:
+        """Compare one layer (or what lies outside the layers) right after the reference ran it."""
+        if index is None:
+            self._outside(trace)
+            return
+        path = f"layers.{index}"
+        with self.loaded(path):
+            comparison = LayerComparison(
+                index,
+                self.model.layers[index],
+                trace,
+                lambda: self._context(index, self.forced),
+                self.options.tolerance,
+            )
+            found = comparison.run()
+            self.checks += found
+            self._split(index, trace)
+            if self.x is not None:
+                with torch.inference_mode():
+                    self.x = self.model.layers[index](self.x, self._context(index, self.own))
+        self.progress(index)
+
+    @contextmanager
+    def loaded(self, path: str) -> Iterator[None]:
+        """Have the parameters below path in memory inside the block, and not after."""
+        module = self.model.get_submodule(path) if path != "head" or self.model.head is not None else None
+        if module is None or not any(parameter.is_meta for parameter in module.parameters()):
+            yield
+            return
+        load_into(self.load_plan, self.checkpoint, prefix=path)
+        try:
+            yield
+        finally:
+            unload(module)
+
+    def _oracle(self) -> Oracle:
+        name = self.options.reference
+        if name == "transformers":
+            return HFOracle(self.folder, self.load_plan, len(self.model.layers))
+        if name == "ref":
+            return RefOracle(self.model, self.plan, self.declared.table, self.loaded)
+        raise FirstlightError(f"unknown reference {name!r}", why=f"it can be {' or '.join(REFERENCES)}")
+
+    def _layers(self, num_layers: int) -> range:
+        layers = self.options.layers or range(num_layers)
+        if not layers or layers[0] < 0 or layers[-1] >= num_layers:
+            raise FirstlightError(
+                f"no layers {layers.start}-{layers.stop - 1}", why=f"the model has layers 0 to {num_layers - 1}"
+            )
+        first = layers[0]
+        # a shared selection comes from the last layer that owns an indexer
+        while shares_index(self.declared.arch.layers[first].mixer):
+            first -= 1
+        return range(first, layers.stop)
+
+    def _num_tokens(self) -> int:
+        """Return a length beyond every top-k, pool, chunk and page, or what was asked for."""
+        most = self.declared.arch.max_position_embeddings
+        asked = self.options.num_tokens
+        if asked is not None and not 1 <= asked <= most:
+            raise FirstlightError(f"--tokens {asked} is out of range", why=f"the model takes 1 to {most} tokens")
+        # two scan chunks and pages of 64, and a ragged third
+        needed = 130
+        for layer in self.declared.arch.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, MLAttention) and mixer.indexer:
+                needed = max(needed, 2 * mixer.indexer.width)
+            if isinstance(mixer, DeltaRule):
+                needed = max(needed, 2 * mixer.declare(self.plan.precision.cache_dtypes()).grid + 2)
+        return asked or min(needed, most)
+
+    def _step(self, index: int, scratch: Scratch | None = None) -> StepContext:
+        caches, _ = layer_memory(self.model, index, self.num_tokens)
+        step = self.bound.step(self.rows, caches)
+        return replace(step, scratch=scratch or Scratch())
+
+    def _context(self, index: int, scratch: Scratch) -> LayerContext:
+        return self._step(index, scratch).layer(index)
+
+    def _split(self, index: int, trace: Trace) -> None:
+        """Check that the mixer fed in pieces, the last tokens one by one, equals the mixer fed at once."""
+        call = trace.calls.get("mixer")
+        if call is None or self.num_tokens < 4:
+            return
+        whole = self._mixer(index, call, [self.num_tokens])
+        found = difference(self._mixer(index, call, pieces_of(self.num_tokens)), whole)
+        self._judge(found, index, "mixer.split", "state", "our own mixer fed at once")
+
+    def _judge(
+        self,
+        found: Difference,
+        layer: int | None,
+        module: str,
+        kind: Kind,
+        reference: str,
+        scale: float = 1.0,
+        note: str = "",
+    ) -> None:
+        tolerance = scale * self.options.tolerance
+        self.checks.append(
+            judge(found, layer=layer, module=module, kind=kind, tolerance=tolerance, reference=reference, note=note)
+        )
+
+    def _mixer(self, index: int, call: Call, lengths: list[int]) -> Tensor:
+        caches, _ = layer_memory(self.model, index, self.num_tokens)
+        given = self.forced.selection_TK
+        outputs, start = [], 0
+        for n in lengths:
+            rows = Rows.of([(start, n)])
+            scratch = Scratch(None if given is None else given[start : start + n])
+            ctx = replace(self.bound.step(rows, caches), scratch=scratch).layer(index)
+            with torch.inference_mode():
+                mixer = self.model.get_submodule(f"layers.{index}.mixer")
+                outputs.append(mixer(call.inputs[0][start : start + n], ctx))
+            start += n
+        return torch.cat(outputs)
+
+    def _outside(self, trace: Trace) -> None:
+        ops = self._step(0).model_ops
+        for path, call in trace.calls.items():
+            module = self.model.get_submodule(path) if path != "head" or self.model.head is not None else None
+            if module is None or not call.inputs or not call.outputs:
+                continue
+            with torch.inference_mode(), self.loaded(path):
+                found = difference(module(call.inputs[0], ops), call.outputs[0])
+            self._judge(found, None, path, "module", call.name)
+
+    def _logits(self, theirs: Tensor) -> None:
+        """Compare our own pass, never fed by the reference. Errors of 2 L sub-layers add like independent ones."""
+        assert self.x is not None, "the own pass runs with all layers"
+        ops = self._step(0).model_ops
+        with torch.inference_mode(), self.loaded("norm"), self.loaded("head"), self.loaded("embed"):
+            ours = self.model.logits(self.model.end(self.x, ops), ops)
+        agree = all(check.passed for check in self.checks)
+        found, scale = difference(ours, theirs), math.sqrt(2 * len(self.model.layers))
+        note = "" if found.relative <= scale * self.options.tolerance or not agree else FLIPS
+        self._judge(found, None, "logits", "logits", "the reference's own pass", scale, note)
+
+
+def shares_index(mixer: Mixer) -> bool:
+    """True if the mixer reads the selection of an earlier layer."""
+    return isinstance(mixer, MLAttention) and mixer.indexer is not None and mixer.indexer.mode == "shared"
+
+
+def pieces_of(num_tokens: int) -> list[int]:
+    """Return lengths that add up to num_tokens: an odd cut, the rest, and the last two tokens alone."""
+    first = max(1, (num_tokens - 2) * 4 // 7)
+    return [n for n in (first, num_tokens - 2 - first, 1, 1) if n]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that the numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("firstlight", "torch", "transformers", "safetensors", "triton"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def verify(
+    declared: Declared, plan: Plan, options: VerifyOptions, progress: Callable[[int], None] | None = None
+) -> VerifyReport:
+    """Return the comparison of a checkpoint with a reference, layer by layer. Raises: FirstlightError."""
+    return Verification(declared, plan, options, progress).run()

@@ -1,0 +1,160 @@
+"""A fault planted in the port, checkpoint and reference intact, is reported at its layer and module.
+
+Default settings: the length that verify chooses must be long enough for each fault to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from firstlight.engine.assemble import declare
+from firstlight.ops.paged.cache import State
+from firstlight.ops.registry import Impl
+from firstlight.ops.rows import Rows
+from firstlight.ops.short_conv import eager
+from firstlight.verify.report import VerifyReport
+from firstlight.verify.run import VerifyOptions, verify
+
+Tiny = Callable[[str], Path]
+
+# fixture, the planted change of one noun, where it must be reported
+FAULTS = {
+    "rope layout": ("llama", "GQAttention", "rope=replace(n.rope, layout='interleave')", "layers.0.mixer"),
+    "latent rope layout": ("deepseek_v3", "MLAttention", "rope=replace(n.rope, layout='half')", "layers.0.mixer"),
+    "index rope layout": (
+        "deepseek_v32",
+        "MLAttention",
+        "indexer=replace(n.indexer, rope=replace(n.indexer.rope, layout='interleave'))",
+        "layers.0.mixer.indexer",
+    ),
+    "norm epsilon": ("qwen3", "Layer", "norm=Norm(eps=1e-5)", "layers.0.mixer_norm"),
+    "latent norm epsilon": ("kimi_linear", "MLAttention", "latent_norm_eps=1e-5", "layers.3.mixer.kv_a_norm"),
+    "gate sign": ("glm5_next", "DeltaRule", "decay=replace(n.decay, lower_bound=5.0)", "layers.0.mixer"),
+    "gate form": (
+        "kimi_linear",
+        "DeltaRule",
+        "decay=replace(n.decay, form='bounded', lower_bound=-5.0)",
+        "layers.0.mixer",
+    ),
+    "output gate": (
+        "kimi_linear",
+        "DeltaRule",
+        "output_gate=replace(n.output_gate, act='silu')",
+        "layers.0.mixer.o_norm",
+    ),
+    "router bias": ("deepseek_v3", "MoE", "router=replace(n.router, bias='none')", "layers.1.ffn.router"),
+    "router scale": ("glm_moe_dsa", "MoE", "router=replace(n.router, scale=1.0)", "layers.1.ffn.router"),
+    "index-key norm epsilon": (
+        "deepseek_v32",
+        "MLAttention",
+        "indexer=replace(n.indexer, key_norm=Norm(kind='layer', eps=1e-5))",
+        "layers.0.mixer.indexer.k_norm",
+    ),
+    "activation limit": ("glm5_next", "GLU", "act=replace(n.act, limit=10.0)", "layers.0.ffn"),
+    "fewer selected": ("glm5_next", "MLAttention", "indexer=replace(n.indexer, topk=12)", "layers.3.mixer.indexer"),
+    "sinkhorn iterations": ("glm5_next", "HyperConnections", "sinkhorn_iters=2", "layers.0.mixer_residual"),
+}
+
+PORT = """
+from dataclasses import is_dataclass, replace, fields
+from firstlight.models import {base}
+from firstlight.spec.norm import Norm
+
+NAMES = {base}.NAMES.extend({{}}, ignore={{r"e_score_correction_bias" + ("" if {drop_bias} else "^"): "planted"}})
+
+
+def planted(n):
+    if isinstance(n, tuple):
+        return tuple(planted(item) for item in n)
+    if not is_dataclass(n):
+        return n
+    n = replace(n, **{{f.name: planted(getattr(n, f.name)) for f in fields(n)}})
+    return replace(n, {change}) if type(n).__name__ == "{noun}" else n
+
+
+def arch(cfg):
+    return planted({base}.arch(cfg))
+"""
+
+
+def write_port(folder: Path, base: str, noun: str, change: str) -> Path:
+    """Return a port file that changes one fact of a port of the package."""
+    path = folder / "planted.py"
+    path.write_text(PORT.format(base=base, noun=noun, change=change, drop_bias="bias='none'" in change))
+    return path
+
+
+def run(folder: Path, port: Path | None = None) -> VerifyReport:
+    """Return the report under default settings."""
+    declared = declare(str(folder), port_file=port)
+    return verify(declared, declared.plan(), VerifyOptions())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_reported_at_its_module(fault: str, tiny: Tiny, tmp_path: Path) -> None:
+    name, noun, change, place = FAULTS[fault]
+    report = run(tiny(name), write_port(tmp_path, name, noun, change))
+    assert not report.passed
+    assert report.first_divergence is not None
+    assert report.first_divergence.place == place
+
+
+@pytest.mark.parametrize("name", sorted({fault[0] for fault in FAULTS.values()}))
+def test_port_without_a_fault_passes(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    port = write_port(tmp_path, name, "Nothing", "")
+    assert run(tiny(name), port).passed
+
+
+def test_wrong_order_of_convolution_taps_is_reported_at_the_recurrence(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = declare(str(tiny("kimi_linear")))
+    declared.table.register("short_conv", "", Impl("flipped", f"{__name__}:flipped_taps", rank=99))
+    monkeypatch.setattr(Impl, "load", lambda self: flipped_taps if self.name == "flipped" else original(self))
+    report = verify(declared, declared.plan(), VerifyOptions())
+    assert report.first_divergence is not None
+    assert report.first_divergence.place == "layers.0.mixer"
+
+
+original = Impl.load
+
+
+def flipped_taps(x: Tensor, weight: Tensor, state: State, rows: Rows, *, act: str) -> Tensor:
+    """Run the convolution with its taps in reverse."""
+    return eager.short_conv(x, weight.flip(-1), state, rows, act=act)
+
+
+def test_swapped_projections_in_the_name_map_are_reported_at_the_feed_forward(tiny: Tiny, tmp_path: Path) -> None:
+    port = tmp_path / "swapped.py"
+    port.write_text(
+        "from firstlight.models.llama import NAMES as BASE, arch\n"
+        "FFN = '{body}layers.{i}.mlp'\n"
+        "NAMES = BASE.extend({'layers.{i}.ffn.gate_proj': FFN + '.up_proj', 'layers.{i}.ffn.up_proj': FFN + '.gate_proj'})\n"
+    )
+    report = run(tiny("llama"), port)
+    assert report.first_divergence is not None
+    assert report.first_divergence.place == "layers.0.ffn"
+
+
+def test_reference_that_contradicts_itself_is_named(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    forward = LlamaForCausalLM.forward
+
+    def noisy(self: LlamaForCausalLM, *args: object, **kwargs: object) -> object:
+        out = forward(self, *args, **kwargs)  # type: ignore[arg-type]
+        if kwargs.get("use_cache"):
+            out.logits = out.logits + torch.ones_like(out.logits)
+        return out
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", noisy)
+    report = run(tiny("llama"))
+    assert not report.passed
+    assert any("contradicts itself" in notice for notice in report.notices)
