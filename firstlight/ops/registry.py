@@ -13,19 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firstlight.errors import FirstlightError, closest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BindContext:
-    """Where a body would run: the stage, the number format, the device and the spec noun it serves.
-
-    noun: the Mixer, FeedForward, Norm, Residual or ArchSpec that calls the operator.
-    """
-
-    stage: str
-    dtype: str
-    device: str
-    noun: Any = None
+from firstlight.spec.bind import BindContext
 
 
 def always(ctx: BindContext) -> str | None:

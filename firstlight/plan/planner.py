@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from firstlight.errors import EXIT_MISSING_OPERATORS, FirstlightError, closest
-from firstlight.ops.registry import BindContext, Operator, OperatorTable
+from firstlight.ops.registry import Operator, OperatorTable
 from firstlight.quant.policy import PrecisionPolicy
 from firstlight.spec.arch import ArchSpec
+from firstlight.spec.bind import BindContext
 
 STAGES = ("prefill", "decode")
 AXES = {

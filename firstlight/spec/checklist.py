@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from firstlight.spec.arch import ArchSpec
+from firstlight.spec.bind import BindContext
 from firstlight.spec.cost import cost
-from firstlight.spec.parts import Noun, Part, parts, where
+from firstlight.spec.parts import Part, parts, where
 
 Status = Literal["reuse", "modify", "new"]
 
@@ -45,16 +46,6 @@ class Table(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def __getitem__(self, name: str) -> Entry: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Where a body would run; what its `rejects` reads."""
-
-    stage: str
-    dtype: str
-    device: str
-    noun: Noun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +130,7 @@ def _item(part: Part, table: Table, device: str, dtype: str, place: str, share: 
         if name in missing:
             continue
         used = {
-            stage: _usable(table[name], Site(stage=stage, dtype=dtype, device=device, noun=part.noun))
+            stage: _usable(table[name], BindContext(stage=stage, dtype=dtype, device=device, noun=part.noun))
             for stage in STAGES
         }
         refusals += dict.fromkeys(f"{name}: {text}" for body, text in used.values() if body is None)
@@ -158,7 +149,7 @@ def _item(part: Part, table: Table, device: str, dtype: str, place: str, share: 
     )
 
 
-def _usable(entry: Entry, site: Site) -> tuple[str | None, str]:
+def _usable(entry: Entry, site: BindContext) -> tuple[str | None, str]:
     """Return (best body besides the reference that accepts the site, None if all refuse; why they refuse)."""
     reasons = []
     for body in entry.impls:

@@ -291,13 +291,23 @@ def load_json(path: Path) -> dict[str, Any]:
             fix="check the path",
         ) from None
     except OSError as error:
-        raise FirstlightError(f"cannot read {path.name}", where=str(path), why=error.strerror or str(error)) from None
+        raise FirstlightError(
+            f"cannot read {path.name}",
+            where=str(path),
+            why=error.strerror or str(error),
+            fix=f"give this user read access to {path}",
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FirstlightError(
             f"{path.name} is not valid JSON", where=str(path), why=str(error), fix="download the file again"
         ) from None
     if not isinstance(raw, dict):
-        raise FirstlightError(f"{path.name} holds {type(raw).__name__}, not an object", where=str(path))
+        raise FirstlightError(
+            f"{path.name} holds {type(raw).__name__}, not an object",
+            where=str(path),
+            why="keys and their values are read from it: {...}",
+            fix="download the file again",
+        )
     return raw
 
 

@@ -148,21 +148,27 @@ def counterparts(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[t
     return [(tensor, found[0].reshape(tensor.shape)) for tensor, found in same if found]
 
 
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
 class RecordingOps(Ops):
     """Ops that remember the last arguments of each operator."""
 
     __slots__ = ("calls",)
 
     def __init__(self, ops: Ops) -> None:
-        super().__init__({name: self._recording(name, body) for name, body in ops.bodies.items()})
-        self.calls: dict[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+        self.calls: dict[str, Arguments] = {}
+        super().__init__({name: recording(self.calls, name, body) for name, body in ops.bodies.items()})
 
-    def _recording(self, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls[name] = (args, kwargs)
-            return body(*args, **kwargs)
 
-        return call
+def recording(calls: dict[str, Arguments], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the body, which then leaves its arguments in calls. Holds no Ops: a cycle would keep tensors alive."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] = (args, kwargs)
+        return body(*args, **kwargs)
+
+    return call
 
 
 def ordered(modules: Mapping[str, nn.Module]) -> list[str]:

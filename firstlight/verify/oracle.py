@@ -48,15 +48,21 @@ class Oracle(Protocol):
 
 
 class Recorder:
-    """Keeps the calls of chosen modules until taken. Modules: our path -> (their name, the module)."""
+    """Keeps the calls of chosen modules until taken.
 
-    def __init__(self, modules: Mapping[str, tuple[str, nn.Module]]) -> None:
+    modules: our path -> (their name, the module). batch_tokens: tokens of the one sequence, where the modules
+    carry a batch dimension that is to be dropped; None where they have none.
+    """
+
+    def __init__(self, modules: Mapping[str, tuple[str, nn.Module]], *, batch_tokens: int | None = None) -> None:
         self.calls: dict[str, Call] = {}
+        self.batch_tokens = batch_tokens
         self.handles = [self._watch(path, name, module) for path, (name, module) in modules.items()]
 
     def _watch(self, path: str, name: str, module: nn.Module) -> Any:
         def after(owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            self.calls[path] = Call(name, tensors((*args, *kwargs.values())), tensors(result))
+            given, made = ((*args, *kwargs.values()), result)
+            self.calls[path] = Call(name, tensors(given, self.batch_tokens), tensors(made, self.batch_tokens))
 
         return module.register_forward_hook(after, with_kwargs=True)
 
@@ -71,13 +77,15 @@ class Recorder:
             handle.remove()
 
 
-def tensors(value: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a call's arguments or results, nested tuples included, batches of one removed."""
+def tensors(value: Any, batch_tokens: int | None = None) -> tuple[Tensor, ...]:
+    """Return copies of the tensors of a call's arguments or results, nested tuples included.
+
+    batch_tokens: see Recorder.
+    """
     if isinstance(value, Tensor):
         # a copy: later layers may write in place
-        return (
-            value.detach().clone().squeeze(0) if value.ndim > 1 and value.shape[0] == 1 else value.detach().clone(),
-        )
+        copy = value.detach().clone()
+        return (copy.squeeze(0) if batch_tokens and copy.shape[:2] == (1, batch_tokens) else copy,)
     if isinstance(value, (tuple, list)):
-        return tuple(found for item in value for found in tensors(item))
+        return tuple(found for item in value for found in tensors(item, batch_tokens))
     return ()

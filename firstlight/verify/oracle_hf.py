@@ -53,7 +53,7 @@ class HFOracle:
             {p: (n, self._module(n)) for p, n in self.blocks.items() if n and not p.startswith("layers.")}
         )
         with self._streaming() as handles:
-            handles += [self._show(index, cache, visit) for index in layers]
+            handles += [self._show(index, len(ids_T), cache, visit) for index in layers]
             with torch.inference_mode():
                 logits = self.model(input_ids=ids_T[None], past_key_values=cache, use_cache=True).logits[0]
         outside.close()
@@ -107,11 +107,13 @@ class HFOracle:
 
         def after(owner: nn.Module, args: Any, result: Any) -> None:
             unload(module)
+            # drops the mapping, whose pages would otherwise stay resident
+            self.checkpoint.close()
 
         return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
-    def _show(self, index: int, cache: Any, visit: Visit) -> Any:
-        recorder = Recorder(self.layer_modules(index))
+    def _show(self, index: int, num_tokens: int, cache: Any, visit: Visit) -> Any:
+        recorder = Recorder(self.layer_modules(index), batch_tokens=num_tokens)
         layer = self._module(self.blocks[f"layers.{index}"])
 
         def after(owner: nn.Module, args: Any, result: Any) -> None:

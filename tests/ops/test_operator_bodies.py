@@ -10,7 +10,8 @@ from tolerances import assert_close
 from torch import Tensor
 
 from firstlight.ops.paged.cache import Paged, State
-from firstlight.ops.registry import BindContext, Impl, OperatorTable, operator_table
+from firstlight.ops.registry import Impl, OperatorTable, operator_table
+from firstlight.spec.bind import BindContext
 
 TABLE = operator_table()
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])

@@ -10,8 +10,9 @@ import torch
 
 from firstlight.errors import FirstlightError
 from firstlight.ops.paged.cache import Paged
-from firstlight.ops.registry import BindContext, Impl, OperatorTable
+from firstlight.ops.registry import Impl, OperatorTable
 from firstlight.ops.rows import Rows
+from firstlight.spec.bind import BindContext
 
 
 def test_the_table_is_made_without_importing_torch() -> None:

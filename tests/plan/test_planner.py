@@ -14,10 +14,11 @@ from firstlight.engine.assemble import Declared, build_runner, declare
 from firstlight.engine.runner import Row
 from firstlight.errors import EXIT_MISSING_OPERATORS, FirstlightError
 from firstlight.memory.sequence import SequenceCache
-from firstlight.ops.registry import BindContext, Impl, OperatorTable
+from firstlight.ops.registry import Impl, OperatorTable
 from firstlight.plan.planner import Plan, Planner
 from firstlight.quant.policy import PrecisionPolicy
 from firstlight.spec.arch import ArchSpec, BlockAttnRes
+from firstlight.spec.bind import BindContext
 
 Tiny = Callable[[str], Path]
 FP32 = PrecisionPolicy(backbone="float32")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from reference_configs import tiny_config
 
-from firstlight.ops.registry import BindContext, Impl, OperatorTable, operator_table
+from firstlight.ops.registry import Impl, OperatorTable, operator_table
 from firstlight.spec.arch import ArchSpec, BlockAttnRes
+from firstlight.spec.bind import BindContext
 from firstlight.spec.cards import card_names
 from firstlight.spec.checklist import Checklist, Item, checklist, missing_operators
 from firstlight.spec.mixers import MLAttention

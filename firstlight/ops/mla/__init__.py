@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from firstlight.ops.registry import BindContext, Impl, OperatorTable
+from firstlight.ops.registry import Impl, OperatorTable
+from firstlight.spec.bind import BindContext
 
 
 def _absorbed_rejects(ctx: BindContext) -> str | None:
