@@ -6,11 +6,15 @@ history iff its start > 0, whatever its length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+# (position, slot): the state after exactly `position` tokens is to be copied to that slot
+Export = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,25 @@ class Rows:
     positions_T: Tensor
     row_T: Tensor
     offsets: Tensor
+    exports: tuple[Export, ...] = ()
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int]], device: str | torch.device = "cpu") -> Rows:
-        """Build from (start, n) pairs; n may be 0. Raises: ValueError on a negative number."""
+    def of(
+        cls,
+        rows: Sequence[tuple[int, int]],
+        device: str | torch.device = "cpu",
+        *,
+        exports: Sequence[Export] = (),
+    ) -> Rows:
+        """Build from (start, n) pairs; n may be 0. exports: empty, or one per row.
+
+        Raises: ValueError on a negative number, or an export outside its row.
+        """
         if any(start < 0 or n < 0 for start, n in rows):
             raise ValueError(f"rows must be (start >= 0, n >= 0), got {rows}")
+        for (start, n), export in zip(rows, exports, strict=bool(exports)):
+            if export is not None and not start < export[0] <= start + n:
+                raise ValueError(f"export at position {export[0]} is outside the row ({start}, {n})")
         positions = [start + i for start, n in rows for i in range(n)]
         owner = [r for r, (_, n) in enumerate(rows) for _ in range(n)]
         offsets = [0]
@@ -39,6 +56,7 @@ class Rows:
             torch.tensor(positions, dtype=torch.int64, device=device),
             torch.tensor(owner, dtype=torch.int64, device=device),
             torch.tensor(offsets, dtype=torch.int32, device=device),
+            tuple(exports),
         )
 
     @property
@@ -57,3 +75,19 @@ class Rows:
         for row, (start, n) in enumerate(zip(self.starts, self.lengths, strict=True)):
             yield row, start, n, slice(begin, begin + n)
             begin += n
+
+    def pieces(self) -> Iterator[tuple[int, int, int, slice, int | None]]:
+        """Yield (row, start, n, slice, slot) like `spans`, rows cut where a state is to be exported.
+
+        slot: where a stateful operator copies the row's state after that piece, None for nowhere.
+        """
+        for row, start, n, tokens in self.spans():
+            export = self.exports[row] if self.exports else None
+            if export is None:
+                yield row, start, n, tokens, None
+                continue
+            position, slot = export
+            cut = position - start
+            yield row, start, cut, slice(tokens.start, tokens.start + cut), slot
+            if cut < n:
+                yield row, position, n - cut, slice(tokens.start + cut, tokens.stop), None

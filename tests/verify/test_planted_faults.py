@@ -134,7 +134,8 @@ def test_swapped_projections_in_the_name_map_are_reported_at_the_feed_forward(ti
     port.write_text(
         "from firstlight.models.llama import NAMES as BASE, arch\n"
         "FFN = '{body}layers.{i}.mlp'\n"
-        "NAMES = BASE.extend({'layers.{i}.ffn.gate_proj': FFN + '.up_proj', 'layers.{i}.ffn.up_proj': FFN + '.gate_proj'})\n"
+        "OURS = 'layers.{i}.ffn'\n"
+        "NAMES = BASE.extend({OURS + '.gate_proj': FFN + '.up_proj', OURS + '.up_proj': FFN + '.gate_proj'})\n"
     )
     report = run(tiny("llama"), port)
     assert report.first_divergence is not None

@@ -1,0 +1,143 @@
+"""The command line tool: verbs, and nothing else. `firstlight --help` imports no room."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from firstlight.cli import cmd_day0, cmd_env, cmd_generate, cmd_inspect, cmd_ops, cmd_plan, cmd_verify
+from firstlight.cli.verb import epilog, verb
+from firstlight.errors import EXIT_INTERRUPTED, EXIT_OK, FirstlightError
+
+# what typer raises for a wrong command line; it exports only the most special of them
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: its function, its line in the overview, two examples, the page that tells more."""
+
+    run: Callable[..., int]
+    overview: str
+    examples: tuple[str, str]
+    docs: str = "README.md"
+
+
+VERBS = {
+    "day0": Verb(
+        cmd_day0.day0,
+        "the main job: inspect, plan, verify, generate, on one page",
+        ("firstlight day0", "firstlight day0 ./NewModel-9B --output report.html"),
+    ),
+    "inspect": Verb(
+        cmd_inspect.inspect,
+        "what a model is made of; operator checklist (config is enough)",
+        ("firstlight inspect kimi-linear-48b-a3b", "firstlight inspect ./config.json --json"),
+        "docs/port.md",
+    ),
+    "plan": Verb(
+        cmd_plan.plan,
+        "which operator runs each layer, and why; memory, parallel layout",
+        ("firstlight plan demo --explain", "firstlight plan demo --json > plan.json"),
+        "docs/structure.md",
+    ),
+    "verify": Verb(
+        cmd_verify.verify,
+        "layer-by-layer comparison with a reference",
+        ("firstlight verify demo --reference ref", "firstlight verify ./NewModel-9B --layers 3 --html verify.html"),
+        "docs/verify.md",
+    ),
+    "generate": Verb(
+        cmd_generate.generate,
+        "continue a prompt",
+        (
+            'firstlight generate demo -p "At first light"',
+            'firstlight generate ./NewModel-9B --chat -p "Who are you?" --temperature 0',
+        ),
+    ),
+    "ops": Verb(
+        cmd_ops.ops,
+        "operators and their bodies, usable here or why not",
+        ("firstlight ops", "firstlight ops mla"),
+        "docs/operators.md",
+    ),
+    "env": Verb(cmd_env.env, "versions, devices, memory", ("firstlight env", "firstlight env --json")),
+}
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and leave, if asked."""
+    if asked:
+        import firstlight
+
+        print(f"firstlight {firstlight.__version__}")
+        raise typer.Exit(EXIT_OK)
+
+
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Runs a new open-weights LLM on the day it is released, and proves the port right."""
+
+
+def build_app() -> typer.Typer:
+    """Return the application with every verb."""
+    made = typer.Typer(
+        name="firstlight",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog=epilog("firstlight day0", "firstlight inspect kimi-linear-48b-a3b", docs="README.md"),
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(start)
+    for name, one in VERBS.items():
+        made.command(name, short_help=one.overview, epilog=epilog(*one.examples, docs=one.docs))(verb(one.run))
+    made.command("collect-env", hidden=True)(verb(cmd_env.env))
+    return made
+
+
+app = build_app()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. argv: the words after `firstlight`, None: those of the process."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # a model may write what the terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(args=words, prog_name="firstlight", standalone_mode=False)
+    except UsageError as error:
+        return usage_error(error, words)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else EXIT_OK
+
+
+def usage_error(error: Exception, words: Sequence[str]) -> int:
+    """Print a wrong command line in four lines and return the exit code."""
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if not words:
+        # typer has printed the help, or hands it over as the message
+        print(message, file=sys.stderr, end="\n" if message else "")
+        return EXIT_OK
+    command = f"firstlight {words[0]}" if words[0] in VERBS else "firstlight"
+    told = FirstlightError(
+        message.rstrip(".") or "wrong usage",
+        where=" ".join(["firstlight", *words]),
+        why="the command line cannot be read",
+        fix=f"{command} --help",
+    )
+    print(told, file=sys.stderr)
+    return told.exit_code
