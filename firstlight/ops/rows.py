@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 # (position, slot): the state after exactly `position` tokens is to be copied to that slot
 Export = tuple[int, int] | None
 
