@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from firstlight.ops.groups import Group, partition, token_index
 
 # (position, slot): the state after exactly `position` tokens is to be copied to that slot
 Export = tuple[int, int] | None
@@ -18,14 +21,18 @@ Export = tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Row metadata, on the host (starts, lengths) and on the device (the tensors)."""
+    """Row metadata, on the host (starts, lengths, exports) and on the device (the tensors).
+
+    groups: the same rows as dense batches, for bodies that compute many rows at once.
+    """
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     positions_T: Tensor
     row_T: Tensor
     offsets: Tensor
-    exports: tuple[Export, ...] = ()
+    exports: tuple[Export, ...]
+    groups: tuple[Group, ...]
 
     @classmethod
     def of(
@@ -44,19 +51,15 @@ class Rows:
         for (start, n), export in zip(rows, exports, strict=bool(exports)):
             if export is not None and not start < export[0] <= start + n:
                 raise ValueError(f"export at position {export[0]} is outside the row ({start}, {n})")
-        positions = [start + i for start, n in rows for i in range(n)]
-        owner = [r for r, (_, n) in enumerate(rows) for _ in range(n)]
-        offsets = [0]
-        for _, n in rows:
-            offsets.append(offsets[-1] + n)
-        return cls(
-            tuple(start for start, _ in rows),
-            tuple(n for _, n in rows),
-            torch.tensor(positions, dtype=torch.int64, device=device),
-            torch.tensor(owner, dtype=torch.int64, device=device),
-            torch.tensor(offsets, dtype=torch.int32, device=device),
-            tuple(exports),
-        )
+        starts, lengths = tuple(start for start, _ in rows), tuple(n for _, n in rows)
+        positions = [position for start, n in rows for position in range(start, start + n)]
+        owner = [r for r, n in enumerate(lengths) for _ in range(n)]
+        offsets = [0, *accumulate(lengths)]
+        positions_T = torch.tensor(positions, dtype=torch.int64, device=device)
+        row_T = torch.tensor(owner, dtype=torch.int64, device=device)
+        offsets_R = torch.tensor(offsets, dtype=torch.int32, device=device)
+        groups = _groups(starts, lengths, tuple(exports), offsets, positions_T, row_T)
+        return cls(starts, lengths, positions_T, row_T, offsets_R, tuple(exports), groups)
 
     @property
     def num_tokens(self) -> int:
@@ -90,3 +93,31 @@ class Rows:
             yield row, start, cut, slice(tokens.start, tokens.start + cut), slot
             if cut < n:
                 yield row, position, n - cut, slice(tokens.start + cut, tokens.stop), None
+
+
+def _groups(
+    starts: tuple[int, ...],
+    lengths: tuple[int, ...],
+    exports: tuple[Export, ...],
+    offsets: list[int],
+    positions_T: Tensor,
+    row_T: Tensor,
+) -> tuple[Group, ...]:
+    last, inner = {}, {}
+    for row, export in enumerate(exports):
+        if export is not None:
+            position, slot = export
+            cut = position - starts[row]
+            if cut == lengths[row]:
+                last[row] = slot
+            else:
+                inner[row] = (cut, slot)
+    groups = []
+    for rows in partition(starts, lengths, alone=inner.keys()):
+        n = lengths[rows[0]]
+        tokens = token_index(rows, n, offsets, row_T.device)
+        position_Rn, row_Rn = (x_T[tokens].view(len(rows), n) for x_T in (positions_T, row_T))
+        exported = tuple((index, last[row]) for index, row in enumerate(rows) if row in last)
+        first = tuple(starts[row] for row in rows)
+        groups.append(Group(first, n, tokens, row_Rn[:, 0], position_Rn, exported, inner.get(rows[0])))
+    return tuple(groups)

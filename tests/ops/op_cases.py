@@ -247,6 +247,9 @@ def experts(s: Setting) -> Iterator[Call]:
     weights = (s.randn(6, 20, 12, scale=0.3), s.randn(6, 12, 10, scale=0.3))
     yield Call("silu", (*args, *weights), {"kind": "silu"})
     yield Call("clamp", (*args, *weights), {"kind": "clamp", "limit": 0.5})
+    # too large to compute every expert for more than a few tokens
+    wide = (s.randn(6, 1600, 12, scale=0.3), s.randn(6, 12, 800, scale=0.04))
+    yield Call("wide", (*args, *wide), {"kind": "silu"})
 
 
 def hyper_read(s: Setting) -> Iterator[Call]:
@@ -254,7 +257,9 @@ def hyper_read(s: Setting) -> Iterator[Call]:
         width = (2 + streams) * streams
         fn, base = s.randn(width, streams * 12, dtype=torch.float32, scale=0.3), s.randn(width, dtype=torch.float32)
         args = (s.randn(s.num_tokens, streams, 12), fn, base, s.randn(3, dtype=torch.float32))
-        yield Call(f"{streams} streams", args, {"sinkhorn_iters": iters, "eps": 1e-6, "norm_eps": 1e-5})
+        for eps in (1e-6, 1e-2):
+            kwargs = {"sinkhorn_iters": iters, "eps": eps, "norm_eps": 1e-5}
+            yield Call(f"{streams} streams, eps {eps}", args, kwargs)
 
 
 def hyper_write(s: Setting) -> Iterator[Call]:

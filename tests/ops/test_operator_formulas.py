@@ -69,6 +69,17 @@ def test_a_window_of_w_sees_the_last_w_keys(body: Body, gen: torch.Generator, wi
     assert_close(body("attention")(q, cache, rows, scaling=0.3, sliding_window=window), expected)
 
 
+def test_pages_before_the_window_are_not_read(body: Body, gen: torch.Generator) -> None:
+    pairs = [(50, 1), (43, 6), (60, 1)]
+    cache, q = paged(gen, pairs, (2, 2, 8), torch.float32), torch.randn(8, 2, 8, generator=gen)
+    options = {"scaling": 0.3, "sliding_window": 7}
+    expected = body("attention")(q, cache, Rows.of(pairs), **options)
+    for row, (start, _) in enumerate(pairs):
+        # given back: the table shows the scratch page
+        cache.table_RN[row, : (start + 1 - 7) // 8] = 0
+    assert_close(body("attention")(q, cache, Rows.of(pairs), **options), expected)
+
+
 def test_mla_is_attention_over_the_expanded_keys_and_values(body: Body, gen: torch.Generator) -> None:
     latent, rows = _one_sequence(gen, 63, (12 + 4,))
     weight = torch.randn(3 * (8 + 12), 12, generator=gen)
@@ -227,6 +238,14 @@ def test_equal_expert_scores_keep_the_smaller_ids(body: Body) -> None:
     bias = torch.tensor([0.0, 0.0, 5.0, 0.0, 4.0, 2.0, 3.0, 3.0])
     _, ids = body("router")(torch.zeros(2, 4), torch.zeros(8, 4), bias, num_groups=4, topk_groups=2, **options)
     assert ids.tolist() == [[4, 6, 7]] * 2
+
+
+def test_an_expert_that_was_not_chosen_cannot_spoil_a_token(body: Body, gen: torch.Generator) -> None:
+    x, gate_up, down = (torch.randn(*shape, generator=gen) for shape in ((2, 4), (3, 12, 4), (3, 4, 6)))
+    ids, weights = torch.tensor([[0, 2], [2, 0]], dtype=torch.int32), torch.rand(2, 2, generator=gen)
+    expected = body("experts")(x, ids, weights, gate_up, down, kind="silu")
+    gate_up[1], down[1] = float("inf"), float("nan")
+    assert_close(body("experts")(x, ids, weights, gate_up, down, kind="silu"), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Gated delta rule, plain torch: rows of one token in one batched step, longer rows in chunks (chunk.py).
+"""Gated delta rule, plain torch: short rows token by token, many rows at once; longer ones in chunks (chunk.py).
 
 The equations and letters are in ref.py.
 """
@@ -12,6 +12,11 @@ from torch import Tensor
 from firstlight.ops.delta_rule.chunk import scan
 from firstlight.ops.paged.cache import State
 from firstlight.ops.rows import Rows
+
+# up to here a step per token costs less than a chunk, which is padded to 64 tokens
+STEP_TOKENS = 16
+# bounds the workspace of a scan of short rows, padded to a chunk each, to that of one long row
+SCAN_ROWS = 8
 
 
 def decay_gate(z: Tensor, A_log: Tensor, dt_bias: Tensor, *, form: str, lower_bound: float | None = None) -> Tensor:
@@ -52,31 +57,44 @@ def delta_rule(
     if qk_l2norm:
         q, k = _l2norm(q), _l2norm(k)
     repeats = v_TJV.shape[1] // q.shape[1]
-    q_TJK = (q * q.shape[2] ** -0.5).repeat_interleave(repeats, dim=1)
-    k_TJK = k.repeat_interleave(repeats, dim=1)
+    q = q * q.shape[2] ** -0.5
+    q_TJK, k_TJK = (q, k) if repeats == 1 else (x.repeat_interleave(repeats, dim=1) for x in (q, k))
     g_TJK = g.float() if g.dim() == 3 else g.float()[..., None]
     inputs = (q_TJK, k_TJK, v_TJV.float(), g_TJK, beta_TJ.float())
-    out_TJV = torch.zeros_like(v_TJV, dtype=torch.float32)
-
-    spans = list(rows.spans())
-    single = [(row, tokens.start) for row, _, n, tokens in spans if n == 1]
-    if single:
-        singles, at = [row for row, _ in single], [token for _, token in single]
-        out_TJV[at], final = _step(_initial(state, rows, singles), *(x[at] for x in inputs))
-        state.data[state.slots_R[singles]] = final.to(state.data.dtype)
-    for row, _, n, tokens in spans:
-        if n > 1:
-            out_TJV[tokens], final = scan(_initial(state, rows, [row])[0], *(x[tokens] for x in inputs))
-            state.data[state.slots_R[row]] = final.to(state.data.dtype)
+    out_TJV = torch.empty_like(v_TJV, dtype=torch.float32)
+    for group in rows.groups:
+        x_Rn = tuple(group.take(x) for x in inputs)
+        s_RJVK = state.read_group(group)
+        if group.inner_export:
+            cut, slot = group.inner_export
+            o_RcJV, s_RJVK = _advance(s_RJVK, *(x[:, :cut] for x in x_Rn))
+            state.data[slot] = s_RJVK[0].to(state.data.dtype)
+            o_RmJV, s_RJVK = _advance(s_RJVK, *(x[:, cut:] for x in x_Rn))
+            o_RnJV = torch.cat([o_RcJV, o_RmJV], dim=1)
+        else:
+            o_RnJV, s_RJVK = _advance(s_RJVK, *x_Rn)
+        state.write_group(group, s_RJVK)
+        group.put(out_TJV, o_RnJV)
     return out_TJV.to(q_THK.dtype)
 
 
-def _initial(state: State, rows: Rows, chosen: list[int]) -> Tensor:
-    """Return the states [len(chosen), J, V, K] before the step, fp32; zero where a row starts at 0."""
-    states = state.data[state.slots_R[chosen]].float()
-    fresh = torch.tensor([rows.starts[row] == 0 for row in chosen], device=states.device)
-    # a fresh slot may hold anything, NaN included, so it is replaced, not multiplied
-    return states.masked_fill(fresh[:, None, None, None], 0.0)
+def _advance(
+    s_RJVK: Tensor, q_RnJK: Tensor, k_RnJK: Tensor, v_RnJV: Tensor, g_RnJK: Tensor, beta_RnJ: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (o [R, n, J, V], states after the n tokens)."""
+    inputs = (q_RnJK, k_RnJK, v_RnJV, g_RnJK, beta_RnJ)
+    outputs, states = [], []
+    if q_RnJK.shape[1] <= STEP_TOKENS:
+        for x_R in zip(*(x.unbind(1) for x in inputs), strict=True):
+            o_RJV, s_RJVK = _step(s_RJVK, *x_R)
+            outputs.append(o_RJV)
+        return torch.stack(outputs, dim=1), s_RJVK
+    # heads are independent of each other: rows side by side are more heads
+    for s_rJVK, *x_rn in zip(*(torch.split(x, SCAN_ROWS) for x in (s_RJVK, *inputs)), strict=True):
+        o_nJV, s_JVK = scan(s_rJVK.flatten(0, 1), *(x.transpose(0, 1).flatten(1, 2) for x in x_rn))
+        outputs.append(o_nJV.view(o_nJV.shape[0], *s_rJVK.shape[:3]).transpose(0, 1))
+        states.append(s_JVK.view(s_rJVK.shape))
+    return torch.cat(outputs), torch.cat(states)
 
 
 def _step(

@@ -62,7 +62,7 @@ def delta_rule(
     k = k.repeat_interleave(repeats, dim=1)
     g_TJK = g.float() if g.dim() == 3 else g.float()[..., None]
     out_TJV = torch.zeros_like(v_TJV, dtype=torch.float32)
-    for row, start, n, tokens in rows.spans():
+    for row, start, n, tokens, export in rows.pieces():
         slot = int(state.slots_R[row])
         s_JVK = state.data[slot].float() if start > 0 else torch.zeros_like(state.data[slot], dtype=torch.float32)
         for t in range(tokens.start, tokens.stop):
@@ -72,4 +72,6 @@ def delta_rule(
             out_TJV[t] = torch.einsum("jvk,jk->jv", s_JVK, q[t])
         if n:
             state.data[slot] = s_JVK.to(state.data.dtype)
+        if export is not None:
+            state.data[export] = state.data[slot]
     return out_TJV.to(q_THK.dtype)

@@ -26,14 +26,25 @@ def hyper_read(
     sizes = [num_streams, num_streams, num_streams**2]
     scale = torch.cat([s.expand(size) for s, size in zip(scale_3.float().unbind(), sizes, strict=True)])
     logits = torch.addcmul(base.float(), F.linear(flat, fn.float()) * factor_T1, scale)
-    pre_TN, post_TN, comb = torch.split(logits, sizes, dim=1)
-    comb_TNN = torch.softmax(comb.view(-1, num_streams, num_streams), dim=2) + eps
-    comb_TNN = comb_TNN / (comb_TNN.sum(1, keepdim=True) + eps)
-    for _ in range(sinkhorn_iters - 1):
-        comb_TNN = comb_TNN / (comb_TNN.sum(2, keepdim=True) + eps)
-        comb_TNN = comb_TNN / (comb_TNN.sum(1, keepdim=True) + eps)
-    h_TD = ((torch.sigmoid(pre_TN) + eps)[:, None] @ x32)[:, 0]
-    return h_TD.to(x_TND.dtype), 2 * torch.sigmoid(post_TN), comb_TNN
+    gates_TN, comb = torch.split(logits, [2 * num_streams, num_streams**2], dim=1)
+    pre_TN, post_TN = torch.sigmoid(gates_TN).chunk(2, dim=1)
+    comb_TNN = _sinkhorn(torch.softmax(comb.view(-1, num_streams, num_streams), dim=2) + eps, sinkhorn_iters, eps)
+    h_TD = ((pre_TN + eps)[:, None] @ x32)[:, 0]
+    return h_TD.to(x_TND.dtype), 2 * post_TN, comb_TNN
+
+
+def _sinkhorn(c_TNN: Tensor, iters: int, eps: float) -> Tensor:
+    """Return c with its columns, then iters - 1 times its rows and columns, divided by their sums + eps.
+
+    Kept as divisors u of the rows and w of the columns: dividing rows by their sums sets u to C (1 / w) + eps u,
+    so that an iteration is four small operations.
+    """
+    w_TN1 = c_TNN.sum(1)[..., None] + eps
+    u_TN1, columns_TNN = torch.ones_like(w_TN1), c_TNN.mT
+    for _ in range(iters - 1):
+        u_TN1.baddbmm_(c_TNN, w_TN1.reciprocal(), beta=eps)
+        w_TN1.baddbmm_(columns_TNN, u_TN1.reciprocal(), beta=eps)
+    return c_TNN / (u_TN1 * w_TN1.mT)
 
 
 def hyper_write(x_TND: Tensor, y_TD: Tensor, post_TN: Tensor, comb_TNN: Tensor) -> Tensor:

@@ -17,5 +17,5 @@ def register(table: OperatorTable) -> None:
         "index_pool",
         "pools index keys by a softmax gate, keeps the open pool",
         Impl("ref", "firstlight.ops.index_topk.ref:index_pool"),
-        Impl("eager", "firstlight.ops.index_topk.eager:index_pool", rank=10),
+        Impl("eager", "firstlight.ops.index_topk.pool:index_pool", rank=10),
     )

@@ -1,14 +1,15 @@
 """Index branch of sparse attention, plain torch: scores in chunks of tokens, selection without a sort.
 
-Letters as in ref.py; S index entries of a row, n tokens of a row, c tokens of a chunk.
+Letters as in ref.py; R rows of n tokens, S index entries of the longest row, s their tokens, c tokens of a chunk.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from firstlight.ops.paged.cache import Paged, State
+from firstlight.ops.paged.cache import Paged
 from firstlight.ops.rows import Rows
 
 
@@ -29,82 +30,61 @@ def index_topk(
     Ascending by position, -1 pads at the end. chunk_tokens bounds the workspace and changes no result.
     """
     width = topk + (pool_size - 1 if always_tail else 0)
-    slots = torch.full((q_TID.shape[0], width), -1, dtype=torch.int32, device=q_TID.device)
-    for row, start, n, tokens in rows.spans():
-        # entries past the row's last token do not exist, so a chunk reads no more than it can see
-        k_SD = keys.read(row, (start + n) // pool_size).float()
-        for begin in range(0, n, chunk_tokens):
-            stop = min(n, begin + chunk_tokens)
-            cut = slice(tokens.start + begin, tokens.start + stop)
-            positions_c = torch.arange(start + begin, start + stop, device=q_TID.device)
-            score_cS = _scores(q_TID[cut], weights_TI[cut], k_SD[: (start + stop) // pool_size])
-            kept_cS = _best(score_cS, (positions_c + 1) // pool_size, topk // pool_size)
-            kept_cs = _expand(kept_cS, positions_c, pool_size, always_tail)
-            slots[cut] = _pack(kept_cs, row, latent, width)
-    return slots
+    out = torch.full((q_TID.shape[0], width), -1, dtype=torch.int32, device=q_TID.device)
+    for group in rows.groups:
+        q_RnID, weights_RnI = group.take(q_TID), group.take(weights_TI)
+        k_RSD, slots_Rs = keys.read_group(group, torch.float32), latent.group_slots(group)
+        chunks = []
+        for begin in range(0, group.n, chunk_tokens):
+            cut = slice(begin, begin + chunk_tokens)
+            position_Rc = group.position_Rn[:, cut]
+            # entries past the chunk's last token are seen by none of its tokens
+            num_tokens = group.longest - group.n + min(group.n, cut.stop)
+            score_RcS = _scores(q_RnID[:, cut], weights_RnI[:, cut], k_RSD[:, : num_tokens // pool_size])
+            kept_RcS = _best(score_RcS, (position_Rc + 1) // pool_size, topk // pool_size)
+            kept_Rcs = _expand(kept_RcS, position_Rc, num_tokens, pool_size, always_tail)
+            chunks.append(_pack(kept_Rcs, slots_Rs[:, :num_tokens], width))
+        group.put(out, torch.cat(chunks, dim=1))
+    return out
 
 
-def _scores(q_cID: Tensor, weights_cI: Tensor, k_SD: Tensor) -> Tensor:
-    dots_cIS = (q_cID.float() @ k_SD.transpose(0, 1)).mul_(q_cID.shape[2] ** -0.5).relu_()
-    return (weights_cI.float()[:, None] @ dots_cIS)[:, 0]
+def _scores(q_RcID: Tensor, weights_RcI: Tensor, k_RSD: Tensor) -> Tensor:
+    dots_RqS = (q_RcID.float().flatten(1, 2) @ k_RSD.mT).mul_(q_RcID.shape[3] ** -0.5).relu_()
+    dots_RcIS = dots_RqS.view(*q_RcID.shape[:3], k_RSD.shape[1])
+    return (weights_RcI.float()[:, :, None] @ dots_RcIS)[:, :, 0]
 
 
-def _best(score_cS: Tensor, visible_c: Tensor, count: int) -> Tensor:
+def _best(score_RcS: Tensor, visible_Rc: Tensor, count: int) -> Tensor:
     """Return the mask of the `count` best visible entries, fewer if fewer are visible; ties keep the smaller entry."""
-    visible_cS = torch.arange(score_cS.shape[1], device=score_cS.device) < visible_c[:, None]
-    if count >= score_cS.shape[1]:
-        return visible_cS
+    visible_RcS = torch.arange(score_RcS.shape[2], device=score_RcS.device) < visible_Rc[..., None]
+    if count >= score_RcS.shape[2]:
+        return visible_RcS
     if count == 0:
-        return torch.zeros_like(visible_cS)
-    score_cS = score_cS.masked_fill(~visible_cS, float("-inf"))
+        return torch.zeros_like(visible_RcS)
+    score_RcS = score_RcS.masked_fill_(~visible_RcS, float("-inf"))
     # topk alone leaves the choice among equal scores open, so only its last value is used
-    edge_c1 = score_cS.topk(count, dim=1).values[:, -1:]
-    above, level = score_cS > edge_c1, score_cS == edge_c1
-    room_c1 = count - above.sum(1, keepdim=True)
-    return (above | (level & (level.cumsum(1) <= room_c1))) & visible_cS
+    edge_Rc1 = score_RcS.topk(count).values[..., -1:]
+    above, level = score_RcS > edge_Rc1, score_RcS == edge_Rc1
+    room_Rc1 = count - above.sum(-1, keepdim=True)
+    return (above | (level & (level.cumsum(-1) <= room_Rc1))) & visible_RcS
 
 
-def _expand(kept_cS: Tensor, positions_c: Tensor, pool_size: int, always_tail: bool) -> Tensor:
+def _expand(kept_RcS: Tensor, position_Rc: Tensor, num_tokens: int, pool_size: int, always_tail: bool) -> Tensor:
     """Return the mask over tokens from a mask over entries, with the open pool added."""
     if pool_size == 1:
-        return kept_cS
-    kept_cs = torch.nn.functional.pad(kept_cS.repeat_interleave(pool_size, dim=1), (0, pool_size))
+        return kept_RcS
+    kept_Rcs = kept_RcS[..., None].expand(-1, -1, -1, pool_size).flatten(2)
+    kept_Rcs = F.pad(kept_Rcs, (0, num_tokens - kept_Rcs.shape[2]))
     if not always_tail:
-        return kept_cs
-    token_s = torch.arange(kept_cs.shape[1], device=kept_cs.device)
-    first_c = (positions_c + 1) // pool_size * pool_size
-    return kept_cs | ((token_s >= first_c[:, None]) & (token_s <= positions_c[:, None]))
+        return kept_Rcs
+    token_s = torch.arange(num_tokens, device=kept_Rcs.device)
+    position_Rc1 = position_Rc[..., None]
+    return kept_Rcs | ((token_s >= (position_Rc1 + 1) // pool_size * pool_size) & (token_s <= position_Rc1))
 
 
-def _pack(kept_cs: Tensor, row: int, latent: Paged, width: int) -> Tensor:
-    """Return the kept tokens of each line as slots [c, width], in order, -1 behind."""
+def _pack(kept_Rcs: Tensor, slots_Rs: Tensor, width: int) -> Tensor:
+    """Return the slots of the kept tokens, [R, c, width], in order, -1 behind."""
     # what is not kept goes to a last column that is cut off: no sync, no sort
-    column_cs = torch.where(kept_cs, kept_cs.cumsum(1) - 1, width)
-    token_s = torch.arange(kept_cs.shape[1], device=kept_cs.device)
-    packed = torch.full((kept_cs.shape[0], width + 1), -1, dtype=torch.int64, device=kept_cs.device)
-    packed = packed.scatter_(1, column_cs, token_s.expand_as(column_cs))[:, :width]
-    slots = latent.slots(torch.full_like(packed, row), packed.clamp(min=0))
-    return torch.where(packed >= 0, slots, -1).to(torch.int32)
-
-
-def index_pool(k_TD: Tensor, gate_TD: Tensor, ape_PD: Tensor, tail: State, keys: Paged, rows: Rows) -> None:
-    """Write the key of every pool that a row completes, and leave its last P raw keys and gates in the ring.
-
-    The ring is indexed by position % P: [:, 0] keys, [:, 1] gates.
-    """
-    size = ape_PD.shape[0]
-    raw_T2D = torch.stack([k_TD, gate_TD], dim=1).to(tail.data.dtype)
-    for row, start, n, tokens in rows.spans():
-        if n == 0:
-            continue
-        slot = tail.slots_R[row]
-        open_m2D = torch.cat([tail.data[slot][: start % size], raw_T2D[tokens]])
-        num_complete = open_m2D.shape[0] // size
-        complete = open_m2D[: num_complete * size].float().view(num_complete, size, 2, k_TD.shape[-1])
-        k, gate = complete.unbind(2)
-        pooled = (torch.softmax(gate + ape_PD.float(), dim=1) * k).sum(1)
-        entries = torch.arange(start // size, start // size + num_complete, device=k_TD.device)
-        keys.flat()[keys.slots(torch.full_like(entries, row), entries)] = pooled.to(keys.data.dtype)
-        last = min(n, size)
-        ring_index = torch.arange(start + n - last, start + n, device=k_TD.device) % size
-        tail.data[slot, ring_index] = raw_T2D[tokens][n - last :]
+    column_Rcs = (kept_Rcs.cumsum(-1) - 1).masked_fill_(~kept_Rcs, width)
+    packed = slots_Rs.new_full((*kept_Rcs.shape[:2], width + 1), -1)
+    return packed.scatter_(2, column_Rcs, slots_Rs[:, None].expand_as(column_Rcs))[..., :width]

@@ -56,7 +56,7 @@ def index_pool(k_TD: Tensor, gate_TD: Tensor, ape_PD: Tensor, tail: State, keys:
     The ring is indexed by position % P: [:, 0] keys, [:, 1] gates.
     """
     size = ape_PD.shape[0]
-    for row, start, _, tokens in rows.spans():
+    for row, start, _, tokens, export in rows.pieces():
         ring_P2D = tail.data[int(tail.slots_R[row])]
         for pos, (k_D, gate_D) in enumerate(zip(k_TD[tokens], gate_TD[tokens], strict=True), start):
             ring_P2D[pos % size, 0] = k_D.to(ring_P2D.dtype)
@@ -66,3 +66,5 @@ def index_pool(k_TD: Tensor, gate_TD: Tensor, ape_PD: Tensor, tail: State, keys:
                 entry = torch.tensor([pos // size], device=k_TD.device)
                 slot = keys.slots(torch.full_like(entry, row), entry)
                 keys.flat()[slot] = (probs_PD * ring_P2D[:, 0].float()).sum(0).to(keys.data.dtype)
+        if export is not None:
+            tail.data[export] = ring_P2D

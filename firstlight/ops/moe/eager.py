@@ -1,4 +1,7 @@
-"""Mixture of experts, plain torch: one pair of matmuls per expert that was hit. Letters as in ref.py."""
+"""Mixture of experts, plain torch: a pair of matmuls per expert that was hit, or every expert where these are tiny.
+
+Letters as in ref.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firstlight.ops.glu.eager import glu
+
+# multiplications; below, computing every expert costs less than one small call per expert that was hit
+MAX_EVERY_EXPERT = 1 << 22
 
 
 def router(
@@ -66,6 +72,11 @@ def experts(
     limit: float | None = None,
 ) -> Tensor:
     """Return the weighted sum of the chosen experts, [T, H], in x.dtype; accumulated in fp32."""
+    if x_TH.shape[0] * gate_up_EIH.numel() <= MAX_EVERY_EXPERT:
+        y_ETH = _every_expert(x_TH, gate_up_EIH, down_EHI, kind, limit)
+        # chosen by index: an overflow of another expert must not reach the sum as 0 * inf
+        y_TKH = y_ETH[ids_TK.long(), torch.arange(x_TH.shape[0], device=x_TH.device)[:, None]]
+        return (weights_TK.float()[:, None] @ y_TKH.float())[:, 0].to(x_TH.dtype)
     y_TH = torch.zeros_like(x_TH, dtype=torch.float32)
     flat_ids = ids_TK.flatten().long()
     order = flat_ids.argsort(stable=True)
@@ -80,3 +91,11 @@ def experts(
         hidden = glu(F.linear(x_TH[token[hit]], gate_up_EIH[e]), kind=kind, limit=limit)
         y_TH.index_add_(0, token[hit], F.linear(hidden, down_EHI[e]).float() * weights[hit, None])
     return y_TH.to(x_TH.dtype)
+
+
+def _every_expert(x_TH: Tensor, gate_up_EIH: Tensor, down_EHI: Tensor, kind: str, limit: float | None) -> Tensor:
+    """Return the output of every expert, [E, T, H]."""
+    num_tokens, (num_experts, _, width) = x_TH.shape[0], down_EHI.shape
+    gate_up = F.linear(x_TH, gate_up_EIH.flatten(0, 1)).view(num_tokens * num_experts, 2 * width)
+    hidden_TEI = glu(gate_up, kind=kind, limit=limit).view(num_tokens, num_experts, width)
+    return hidden_TEI.transpose(0, 1) @ down_EHI.mT

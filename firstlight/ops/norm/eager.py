@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def _rms(x32: Tensor, eps: float) -> Tensor:
-    return x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+def _rms(x32: Tensor, weight32: Tensor | None, eps: float) -> Tensor:
+    return F.rms_norm(x32, (x32.shape[-1],), weight32, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float, plus_one: bool = False) -> Tensor:
     """Return the rms-normalised x in x.dtype; weight None leaves it unweighted."""
-    normed = _rms(x.float(), eps)
-    if weight is None:
-        return normed.to(x.dtype)
-    if plus_one:
-        return (normed * (1 + weight.float())).to(x.dtype)
-    return (normed.to(x.dtype) * weight).to(x.dtype)
+    if plus_one and weight is not None:
+        return _rms(x.float(), 1 + weight.float(), eps).to(x.dtype)
+    if weight is None or x.dtype == weight.dtype == torch.float32:
+        return _rms(x.float(), weight, eps).to(x.dtype)
+    # rounded before the weight
+    return (_rms(x.float(), None, eps).to(x.dtype) * weight).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
@@ -36,4 +36,4 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, act: 
         raise ValueError(f"act must be sigmoid or silu, got {act!r}")
     gate32 = gate.float()
     activated = torch.sigmoid(gate32) if act == "sigmoid" else F.silu(gate32)
-    return (weight.float() * _rms(x.float(), eps) * activated).to(x.dtype)
+    return (_rms(x.float(), weight.float(), eps) * activated).to(x.dtype)

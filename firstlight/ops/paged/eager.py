@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from firstlight.ops.paged.cache import Paged
@@ -15,4 +16,5 @@ def cache_write(values: Tensor, cache: Paged, rows: Rows) -> None:
     """
     if cache.tokens_per_entry != 1:
         raise ValueError(f"cache_write needs one token per entry, got {cache.tokens_per_entry}")
-    cache.flat()[cache.slots(rows.row_T, rows.positions_T)] = values.to(cache.data.dtype)
+    page_T = cache.table_RN[rows.row_T, torch.floor_divide(rows.positions_T, cache.entries_per_page)]
+    cache.data[page_T, rows.positions_T % cache.entries_per_page] = values.to(cache.data.dtype)

@@ -14,8 +14,10 @@ def rope(
     Raises: ValueError on another layout than "half" and "interleave".
     """
     angles_T1F = (positions_T.float()[:, None] * inv_freq_F.float())[:, None]
-    cos = (angles_T1F.cos() * attention_factor).to(x_TND.dtype)
-    sin = (angles_T1F.sin() * attention_factor).to(x_TND.dtype)
+    cos, sin = angles_T1F.cos(), angles_T1F.sin()
+    if attention_factor != 1.0:
+        cos, sin = cos * attention_factor, sin * attention_factor
+    cos, sin = cos.to(x_TND.dtype), sin.to(x_TND.dtype)
     width = 2 * inv_freq_F.shape[0]
     rotated, rest = x_TND[..., :width], x_TND[..., width:]
     if layout == "half":

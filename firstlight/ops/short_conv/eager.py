@@ -1,4 +1,7 @@
-"""Depthwise causal convolution, plain torch: all rows in one buffer, W multiply-adds. Letters as in ref.py."""
+"""Depthwise causal convolution, plain torch: W multiply-adds per group of rows. Letters as in ref.py.
+
+R rows of n tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +28,19 @@ def short_conv(
     """
     if act not in ("silu", None):
         raise ValueError(f"act must be silu or None, got {act!r}")
-    history = weight_CW.shape[1] - 1
-    num_tokens, num_rows = x_TC.shape[0], len(rows.lengths)
-    # the buffer holds, row by row, the window and then the tokens
-    position_T = torch.arange(num_tokens, device=x_TC.device) + (rows.row_T + 1) * history
-    begin_R = rows.offsets[:-1].long() + torch.arange(num_rows, device=x_TC.device) * history
-    reach_h = torch.arange(history, device=x_TC.device)
-    buffer = torch.zeros(num_tokens + num_rows * history, x_TC.shape[1], device=x_TC.device)
-    buffer[position_T] = x_TC.float()
-    resumed = torch.tensor(
-        [row for row, start in enumerate(rows.starts) if start > 0], dtype=torch.int64, device=x_TC.device
-    )
-    buffer[begin_R[resumed, None] + reach_h] = state.data[state.slots_R[resumed]].float()
-
-    weight_WC = weight_CW.float().transpose(0, 1)
-    num_windows = max(0, buffer.shape[0] - history)
-    y = torch.zeros_like(buffer[:num_windows]) if bias_C is None else bias_C.float().expand(num_windows, -1)
-    for tap in range(history + 1):
-        y = torch.addcmul(y, buffer[tap : tap + num_windows], weight_WC[tap])
-    y_TC = y[position_T - history]
-
-    written = torch.tensor([row for row, n in enumerate(rows.lengths) if n > 0], dtype=torch.int64, device=x_TC.device)
-    last = rows.offsets[1:].long() + torch.arange(num_rows, device=x_TC.device) * history
-    state.data[state.slots_R[written]] = buffer[last[written, None] + reach_h].to(state.data.dtype)
+    weight_WC = weight_CW.float().transpose(0, 1).contiguous()
+    y_TC = torch.empty_like(x_TC, dtype=torch.float32)
+    for group in rows.groups:
+        # the window, then the tokens
+        inputs_RxC = torch.cat([state.read_group(group), group.take(x_TC).float()], dim=1)
+        y_RnC = inputs_RxC[:, : group.n] * weight_WC[0]
+        for tap in range(1, weight_WC.shape[0]):
+            y_RnC = torch.addcmul(y_RnC, inputs_RxC[:, tap : tap + group.n], weight_WC[tap])
+        group.put(y_TC, y_RnC)
+        state.write_group(group, inputs_RxC[:, group.n :])
+        if group.inner_export:
+            cut, slot = group.inner_export
+            state.data[slot] = inputs_RxC[0, cut : cut + weight_WC.shape[0] - 1].to(state.data.dtype)
+    if bias_C is not None:
+        y_TC = y_TC + bias_C.float()
     return (y_TC if act is None else F.silu(y_TC)).to(x_TC.dtype)

@@ -32,7 +32,7 @@ def short_conv(
     if act not in ("silu", None):
         raise ValueError(f"act must be silu or None, got {act!r}")
     y_TC = torch.zeros_like(x_TC, dtype=torch.float32)
-    for row, start, n, tokens in rows.spans():
+    for row, start, n, tokens, export in rows.pieces():
         if n == 0:
             continue
         slot = int(state.slots_R[row])
@@ -42,4 +42,6 @@ def short_conv(
             seen_WC = inputs[t : t + weight_CW.shape[1]]
             y_TC[tokens][t] = (seen_WC * weight_CW.float().T).sum(0) + (0 if bias_C is None else bias_C.float())
         state.data[slot] = inputs[n:].to(state.data.dtype)
+        if export is not None:
+            state.data[export] = state.data[slot]
     return (y_TC if act is None else y_TC / (1 + torch.exp(-y_TC))).to(x_TC.dtype)

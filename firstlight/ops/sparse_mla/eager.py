@@ -29,21 +29,21 @@ def sparse_mla(
     num_heads, nope_dim = q_nope_THN.shape[1:]
     w_HXC = kv_b_weight.to(q_nope_THN.dtype).view(num_heads, nope_dim + v_head_dim, -1)
     w_k_HNC, w_v_HVC = w_HXC[:, :nope_dim], w_HXC[:, nope_dim:]
-    q_c_THC = torch.einsum("thn,hnc->thc", q_nope_THN, w_k_HNC)
+    q_c_THC = (q_nope_THN.transpose(0, 1) @ w_k_HNC).transpose(0, 1)
     q_THL = torch.cat([q_c_THC, q_rope_THR], dim=-1)
     chunk_tokens = max(1, MAX_GATHERED // max(1, slots_TK.shape[1] * q_THL.shape[2]))
     o_THC = torch.zeros_like(q_c_THC)
     for begin in range(0, q_THL.shape[0], chunk_tokens):
         cut = slice(begin, begin + chunk_tokens)
         o_THC[cut] = _attend(q_THL[cut], latent, slots_TK[cut], w_HXC.shape[2], scaling)
-    return torch.einsum("thc,hvc->thv", o_THC, w_v_HVC)
+    return (o_THC.transpose(0, 1) @ w_v_HVC.mT).transpose(0, 1)
 
 
 def _attend(q_THL: Tensor, latent: Paged, slots_TK: Tensor, latent_dim: int, scaling: float) -> Tensor:
     valid_TK = slots_TK >= 0
-    rows_TKL = latent.flat()[slots_TK.clamp(min=0).long()].to(q_THL.dtype)
+    rows_TKL = latent.flat().index_select(0, slots_TK.clamp(min=0).flatten()).view(*slots_TK.shape, q_THL.shape[2])
     # a masked probability of 0 times NaN would still be NaN
-    rows_TKL = rows_TKL.masked_fill(~valid_TK[..., None], 0.0)
+    rows_TKL = rows_TKL.to(q_THL.dtype).masked_fill_(~valid_TK[..., None], 0.0)
     o_T1HC = F.scaled_dot_product_attention(
         q_THL[:, None],
         rows_TKL[:, None],
