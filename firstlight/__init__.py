@@ -9,29 +9,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firstlight.engine.args import EngineArgs
     from firstlight.engine.assemble import Declared, build_runner, declare
-    from firstlight.engine.sampler import SamplingParams
+    from firstlight.engine.async_engine import AsyncEngine
+    from firstlight.engine.llm import LLM
+    from firstlight.engine.outputs import RequestOutput
+    from firstlight.engine.sampling_params import SamplingParams
     from firstlight.errors import FirstlightError
     from firstlight.plan.planner import Plan, Planner
     from firstlight.spec.arch import ArchSpec
 
 _EXPORTS = {
+    "LLM": "firstlight.engine.llm",
     "ArchSpec": "firstlight.spec.arch",
+    "AsyncEngine": "firstlight.engine.async_engine",
     "Declared": "firstlight.engine.assemble",
+    "EngineArgs": "firstlight.engine.args",
     "FirstlightError": "firstlight.errors",
     "Plan": "firstlight.plan.planner",
     "Planner": "firstlight.plan.planner",
-    "SamplingParams": "firstlight.engine.sampler",
+    "RequestOutput": "firstlight.engine.outputs",
+    "SamplingParams": "firstlight.engine.sampling_params",
     "build_runner": "firstlight.engine.assemble",
     "declare": "firstlight.engine.assemble",
 }
 
 __all__ = [
+    "LLM",
     "ArchSpec",
+    "AsyncEngine",
     "Declared",
+    "EngineArgs",
     "FirstlightError",
     "Plan",
     "Planner",
+    "RequestOutput",
     "SamplingParams",
     "__version__",
     "build_runner",

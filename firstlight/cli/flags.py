@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from firstlight.engine.args import EngineArgs
 from firstlight.errors import FirstlightError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from firstlight.quant.policy import PrecisionPolicy
 
 DEMO = "demo"
+ENGINE = EngineArgs()
 OVERRIDE = re.compile(r"(?:(?P<layer>\d+):)?(?:(?P<stage>[a-z]+):)?(?P<op>\w+)=(?P<impl>[\w.-]+)")
 
 
@@ -171,6 +173,36 @@ class RunFlags:
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", metavar="N", help="Longest context; the model's own by default.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """What the engine may use; defaults are those of EngineArgs."""
+
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", metavar="N", help="Sequences that run at once.")] = (
+        ENGINE.max_num_seqs
+    )
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", metavar="N", help="Tokens in one step.")
+    ] = ENGINE.max_num_batched_tokens
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Compute shared prefixes once."),
+    ] = ENGINE.enable_prefix_caching
+    gpu_memory_utilization: Annotated[
+        float, typer.Option("--gpu-memory-utilization", metavar="X", help="Share of free memory for caches.")
+    ] = ENGINE.gpu_memory_utilization
+
+    def args(self, run: RunFlags) -> EngineArgs:
+        """Return what an engine is limited to. Raises: FirstlightError."""
+        return EngineArgs(
+            max_model_len=run.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_caching=self.enable_prefix_caching,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            seed=run.seed,
+        )
 
 
 def limited(declared: Declared, max_model_len: int | None) -> Declared:

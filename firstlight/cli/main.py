@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from firstlight.cli import cmd_day0, cmd_env, cmd_generate, cmd_inspect, cmd_ops, cmd_plan, cmd_verify
+from firstlight.cli import cmd_bench, cmd_day0, cmd_env, cmd_generate, cmd_inspect, cmd_ops, cmd_plan, cmd_verify
 from firstlight.cli.verb import epilog, verb
 from firstlight.errors import EXIT_INTERRUPTED, EXIT_OK, FirstlightError
 
@@ -59,6 +59,13 @@ VERBS = {
             'firstlight generate demo -p "At first light"',
             'firstlight generate ./NewModel-9B --chat -p "Who are you?" --temperature 0',
         ),
+        "docs/engine.md",
+    ),
+    "bench": Verb(
+        cmd_bench.bench,
+        "how fast, against transformers generate",
+        ("firstlight bench latency demo --dtype float32", "firstlight bench throughput ./NewModel-9B --save-result"),
+        "docs/benchmarks.md",
     ),
     "ops": Verb(
         cmd_ops.ops,

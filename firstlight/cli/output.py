@@ -38,6 +38,10 @@ class Output:
         """Print one JSON document on stdout."""
         print(json_text(data))
 
+    def last_line(self, data: Any) -> None:
+        """Print one JSON document on one line of stdout, in JSON mode or not."""
+        print(json_text(data, indent=None))
+
     def line(self, text: str = "", style: str = "") -> None:
         """Print a line of the result, nothing in JSON mode."""
         if not self.flags.json:
@@ -121,9 +125,9 @@ def _aligned(text: str, width: int, right: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
-def json_text(data: Any) -> str:
-    """Return data as strict JSON: a number that is not finite becomes its name."""
-    return json.dumps(_finite(data), indent=1, allow_nan=False)
+def json_text(data: Any, *, indent: int | None = 1) -> str:
+    """Return data as strict JSON: a number that is not finite becomes its name. indent None: on one line."""
+    return json.dumps(_finite(data), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

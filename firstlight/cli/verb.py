@@ -15,6 +15,9 @@ from typing import Any, get_type_hints
 from firstlight.cli.flags import ModelFlags, OutputFlags
 from firstlight.errors import EXIT_INTERRUPTED, EXIT_USAGE, FirstlightError
 
+# the positional words, in the order in which they are given
+LEADING = ("what", "model")
+
 
 def verb(function: Callable[..., int]) -> Callable[..., int]:
     """Return the command of a verb; it returns an exit code and raises nothing.
@@ -35,8 +38,8 @@ def verb(function: Callable[..., int]) -> Callable[..., int]:
     parameters = [p for name, p in inspect.signature(function).parameters.items() if name not in groups]
     own = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in parameters]
     shared = [parameter for group in groups.values() for parameter in _parameters(group)]
-    # MODEL first, then what only this verb has
-    ordered = sorted((*own, *shared), key=lambda p: p.name != "model")
+    # WHAT and MODEL first, then what only this verb has
+    ordered = sorted((*own, *shared), key=lambda p: LEADING.index(p.name) if p.name in LEADING else len(LEADING))
     command.__signature__ = inspect.Signature(ordered, return_annotation=int)  # type: ignore[attr-defined]
     command.__annotations__ = {**{p.name: p.annotation for p in ordered}, "return": int}
     return command

@@ -1,1 +1,1 @@
-"""Runs a Plan: one step over rows, and generation of one sequence."""
+"""The engine: requests in, tokens out; offline, streamed, or shared by coroutines."""

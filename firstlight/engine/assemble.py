@@ -70,22 +70,20 @@ def load_decoder(
     return model.to(device).eval(), report
 
 
-def build_pool(arch: ArchSpec, plan: Plan, *, num_tokens: int, num_slots: int) -> CachePool:
-    """Return the memory for num_slots sequences of num_tokens each."""
-    dtypes = plan.precision.cache_dtypes()
-    decls = [layer.mixer.declare(dtypes) for layer in arch.layers]
-    return CachePool(decls, num_tokens=num_tokens, num_slots=num_slots, device=plan.device)
-
-
 def build_runner(
     declared: Declared,
     plan: Plan,
     *,
-    max_tokens: int,
+    num_tokens: int,
     num_slots: int = 1,
+    vocab_size: int | None = None,
+    poison: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Runner, LoadReport]:
-    """Return a Runner with memory for num_slots sequences of max_tokens each, and the loader's report."""
+    """Return a Runner with memory for num_tokens tokens and num_slots states in all, and the loader's report.
+
+    poison: see CachePool. Raises: FirstlightError.
+    """
     if plan.num_layers != len(declared.arch.layers) or plan.model_type != declared.arch.model_type:
         raise FirstlightError(
             f"the plan is for {plan.model_type} with {plan.num_layers} layers",
@@ -94,5 +92,7 @@ def build_runner(
         )
     dtype: torch.dtype = getattr(torch, plan.precision.backbone)
     model, report = load_decoder(declared, dtype, device=plan.device, progress=progress)
-    pool = build_pool(declared.arch, plan, num_tokens=max_tokens, num_slots=num_slots)
-    return Runner(model, plan, declared.table, pool), report
+    dtypes = plan.precision.cache_dtypes()
+    decls = [layer.mixer.declare(dtypes) for layer in declared.arch.layers]
+    pool = CachePool(decls, num_tokens=num_tokens, num_slots=num_slots, device=plan.device, poison=poison)
+    return Runner(model, plan, declared.table, pool, vocab_size=vocab_size), report

@@ -6,82 +6,90 @@ a role gets its own plane, and a page or slot number means the same in all of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from firstlight.layers.context import LayerCache
-from firstlight.memory.pages import FreeList
+from firstlight.memory.blocks import Blocks
+from firstlight.memory.sequence import Hold, SequenceCache
 from firstlight.ops.paged.cache import Paged, State
 from firstlight.spec.caches import CacheDecl, PerSequence, PerToken
 
-if TYPE_CHECKING:
-    from firstlight.memory.sequence import SequenceCache
-
 
 @dataclass(slots=True)
-class PageArena:
-    """Pages of one role. planes: layer -> [P, E, *shape]; free: the page numbers not owned."""
+class Arena:
+    """Storage of one role. planes: layer -> [P, E, *shape] for pages, [S, *shape] for states."""
 
-    decl: PerToken
-    planes: dict[int, Tensor]
-    free: FreeList
-
-
-@dataclass(slots=True)
-class StateArena:
-    """Slots of one role. planes: layer -> [S, *shape]."""
-
-    decl: PerSequence
+    decl: PerToken | PerSequence
     planes: dict[int, Tensor]
 
 
 class CachePool:
-    """All arenas of a model.
+    """All arenas of a model, and the Blocks that say who holds what.
 
-    decls: one CacheDecl per layer. num_tokens: capacity of the page arenas, rounded up to pages;
-    num_slots: sequences that can be live. Scratch page 0 and slot 0 come on top.
+    decls: one CacheDecl per layer. num_tokens: capacity of the page arenas, rounded up to pages; num_slots: live
+    sequences and state checkpoints together. Scratch page 0 and slot 0 come on top.
+    poison: fill what is given back with NaN, so that a read of it shows; for tests.
     """
 
-    def __init__(self, decls: Sequence[CacheDecl], *, num_tokens: int, num_slots: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        decls: Sequence[CacheDecl],
+        *,
+        num_tokens: int,
+        num_slots: int,
+        device: str = "cpu",
+        poison: bool = False,
+    ) -> None:
         self.decls, self.device = tuple(decls), device
-        self.pages: dict[str, PageArena] = {}
-        self.states: dict[str, StateArena] = {}
-        self.slots = FreeList(num_slots + 1)
+        self.blocks = Blocks(self.decls, num_tokens=num_tokens, num_slots=num_slots)
+        self.pages: dict[str, Arena] = {}
+        self.states: dict[str, Arena] = {}
         for layer, decl in enumerate(self.decls):
             for page in decl.pages:
-                self._add_pages(layer, page, -(-num_tokens // page.page_tokens) * num_slots + 1)
+                shape = (self.blocks.roles[page.name].pool.total, page.entries_per_page, *page.shape)
+                self._add(self.pages, layer, page, shape)
             for state in decl.states:
-                self._add_states(layer, state, num_slots + 1)
+                self._add(self.states, layer, state, (num_slots + 1, *state.shape))
+        if poison:
+            self._poison()
 
-    def _add_pages(self, layer: int, decl: PerToken, num_pages: int) -> None:
-        arena = self.pages.setdefault(decl.name, PageArena(decl, {}, FreeList(num_pages)))
+    def _add(self, arenas: dict[str, Arena], layer: int, decl: PerToken | PerSequence, shape: tuple[int, ...]) -> None:
+        arena = arenas.setdefault(decl.name, Arena(decl, {}))
         if arena.decl != decl:
-            raise ValueError(f"layer {layer} declares pages {decl.name!r} differently from an earlier layer")
-        shape = (num_pages, decl.entries_per_page, *decl.shape)
+            raise ValueError(f"layer {layer} declares {decl.name!r} differently from an earlier layer")
         arena.planes[layer] = torch.zeros(shape, dtype=getattr(torch, decl.dtype), device=self.device)
 
-    def _add_states(self, layer: int, decl: PerSequence, num_slots: int) -> None:
-        arena = self.states.setdefault(decl.name, StateArena(decl, {}))
-        if arena.decl != decl:
-            raise ValueError(f"layer {layer} declares state {decl.name!r} differently from an earlier layer")
-        arena.planes[layer] = torch.zeros(
-            (num_slots, *decl.shape), dtype=getattr(torch, decl.dtype), device=self.device
-        )
+    def _poison(self) -> None:
+        for name, role in self.blocks.roles.items():
+            role.pool.on_drop = poisoner([self.pages[name]])
+        self.blocks.slots.on_drop = poisoner(list(self.states.values()))
 
     @property
     def bytes(self) -> int:
         """Bytes of all arenas, scratch included."""
-        arenas: list[PageArena | StateArena] = [*self.pages.values(), *self.states.values()]
+        arenas = [*self.pages.values(), *self.states.values()]
         return sum(plane.nbytes for arena in arenas for plane in arena.planes.values())
 
-    def views(self, sequences: Sequence[SequenceCache]) -> tuple[LayerCache, ...]:
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one state slot, over all roles and layers."""
+        return sum(plane[0].nbytes for arena in self.states.values() for plane in arena.planes.values())
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy every state of a slot to another slot."""
+        for arena in self.states.values():
+            for plane in arena.planes.values():
+                plane[target] = plane[source]
+
+    def views(self, holds: Sequence[Hold]) -> tuple[LayerCache, ...]:
         """Return each layer's caches for the rows of a step, in row order."""
-        tables = {role: self._table([sequence.pages[role] for sequence in sequences]) for role in self.pages}
-        slots_R = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int64, device=self.device)
+        tables = {role: self._table(role, holds) for role in self.pages}
+        slots_R = torch.tensor([hold.slot for hold in holds], dtype=torch.int64, device=self.device)
         caches = []
         for layer, decl in enumerate(self.decls):
             paged = {
@@ -91,8 +99,29 @@ class CachePool:
             caches.append(LayerCache(paged, states))
         return tuple(caches)
 
-    def _table(self, pages: list[list[int]]) -> Tensor:
-        width = max((len(row) for row in pages), default=0)
+    def _table(self, role: str, holds: Sequence[Hold]) -> Tensor:
+        counts = [self.blocks.pages_for(role, hold.num_tokens) for hold in holds]
+        width = max(counts, default=0)
         # short rows end in the scratch page
-        padded = [row + [0] * (width - len(row)) for row in pages]
-        return torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(pages), width)
+        padded = [h.pages[role][:n] + [0] * (width - n) for h, n in zip(holds, counts, strict=True)]
+        return torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(holds), width)
+
+    def check_ledger(self, sequences: Sequence[SequenceCache], held_slots: Sequence[int] = ()) -> None:
+        """Check that what the sequences (and held_slots) hold is what is held, and nothing is lost.
+
+        Raises: AssertionError.
+        """
+        for name, role in self.blocks.roles.items():
+            role.pool.check(Counter(page for sequence in sequences for page in sequence.pages[name]))
+        self.blocks.slots.check(Counter([*(s.slot for s in sequences), *held_slots]))
+
+
+def poisoner(arenas: list[Arena]) -> Callable[[list[int]], None]:
+    """Return a function that fills numbers of these arenas with NaN where the format has one."""
+
+    def fill(numbers: list[int]) -> None:
+        for plane in (plane for arena in arenas for plane in arena.planes.values()):
+            if plane.is_floating_point():
+                plane[numbers] = float("nan")
+
+    return fill

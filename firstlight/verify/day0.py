@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from firstlight.engine.args import EngineArgs
 from firstlight.engine.assemble import Declared
-from firstlight.engine.completion import Completion, Prompt, complete, has_tokenizer
-from firstlight.engine.sampler import SamplingParams
+from firstlight.engine.build import has_tokenizer
+from firstlight.engine.llm import LLM
+from firstlight.engine.prompts import read_prompt
+from firstlight.engine.sampling_params import SamplingParams
 from firstlight.errors import FirstlightError
 from firstlight.plan.explain import MemoryEstimate, PlanRow, fold, memory
 from firstlight.plan.planner import Plan
@@ -20,6 +23,7 @@ from firstlight.verify.report import VerifyReport
 from firstlight.verify.run import TOLERANCE, VerifyOptions, verify
 from firstlight.verify.steps import Facts, Step, mission_steps
 from firstlight.verify.summary import repro
+from firstlight.weights.report import LoadReport
 
 CONTEXTS = (4096, 131072)
 PROMPT = "At first light"
@@ -108,14 +112,14 @@ def run_day0(declared: Declared, plan: Plan, options: Day0Options, progress: Pro
     declared.source.require_folder("day0")
     parts = checklist(arch, declared.table, device=plan.device, dtype=dtype)
     proof, reference, reason = prove(declared, plan, options, progress)
-    completion, text = write(declared, plan, options, progress)
+    written, load = write(declared, plan, options, progress)
     facts = Facts(
         declared=declared,
         checklist=parts,
         plan=plan,
-        load=completion.load,
+        load=load,
         proof=proof,
-        text_tokens=len(completion.ids),
+        text_tokens=len(written.ids),
     )
     first = proof.first_divergence
     name = options.model or declared.source.name
@@ -133,7 +137,7 @@ def run_day0(declared: Declared, plan: Plan, options: Day0Options, progress: Pro
         reference=reference,
         reference_reason=reason,
         proof=proof,
-        written=_written(completion, text, options, dtype),
+        written=written,
         environment=environment(),
         unknown_keys=declared.unknown_keys,
         repro=repro(proof, first, model=name, reference=reference, flags=options.flags) if first else "",
@@ -165,27 +169,28 @@ def prove(declared: Declared, plan: Plan, options: Day0Options, progress: Progre
         return against("ref"), "ref", f"our own reference operators, because {why}"
 
 
-def write(declared: Declared, plan: Plan, options: Day0Options, progress: Progress) -> tuple[Completion, str]:
-    """Return a greedy completion that has run, and its text. Raises: FirstlightError."""
-    folder = declared.source.require_folder("day0")
-    if has_tokenizer(folder):
-        prompt = Prompt.of_text(folder, options.prompt)
-    else:
-        prompt = Prompt.of_ids(folder, range(min(4, declared.arch.vocab_size)))
-    params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, seed=options.seed)
-    completion = complete(declared, plan, prompt, params, progress=progress.loaded)
-    return completion, "".join(completion)
-
-
-def _written(completion: Completion, text: str, options: Day0Options, dtype: str) -> Written:
-    prompt = completion.prompt
-    return Written(
-        prompt=options.prompt if prompt.tokenizer else "".join(f"{token} " for token in prompt.ids),
-        prompt_ids=prompt.ids,
-        ids=tuple(completion.ids),
-        text=text,
-        finish_reason=completion.finish_reason,
-        first_token_s=completion.first_token_s,
-        tokens_per_s=completion.tokens_per_s,
-        dtype=dtype,
+def write(declared: Declared, plan: Plan, options: Day0Options, progress: Progress) -> tuple[Written, LoadReport]:
+    """Return what the model writes, greedily, and what the loader did. Raises: FirstlightError."""
+    arch = declared.arch
+    # a model without a tokenizer continues ids
+    given = options.prompt if has_tokenizer(declared.source.require_folder("day0")) else range(min(4, arch.vocab_size))
+    llm = LLM.of(declared, plan, EngineArgs(max_num_seqs=1, seed=options.seed), progress=progress.loaded)
+    text, ids = read_prompt(given, llm.engine.tokenizer)
+    room = max(1, arch.max_position_embeddings - len(ids))
+    params = SamplingParams(temperature=0.0, max_tokens=min(options.max_tokens, room))
+    (output,) = llm.generate([{"prompt": text, "prompt_token_ids": ids}], params, use_tqdm=False)
+    llm.close()
+    if output.error:
+        raise RuntimeError(output.error)
+    (continued,) = output.outputs
+    written = Written(
+        prompt="".join(f"{token} " for token in ids) if text is None else text,
+        prompt_ids=ids,
+        ids=continued.token_ids,
+        text=llm.shown(continued),
+        finish_reason=str(continued.finish_reason),
+        first_token_s=(output.metrics or {}).get("first_token_s", 0.0),
+        tokens_per_s=output.tokens_per_s,
+        dtype=plan.precision.backbone,
     )
+    return written, llm.load_report

@@ -85,9 +85,9 @@ def layer_memory(
     """Return fp32 caches for one sequence in which only layer `index` has memory, and a reader of its states."""
     decl = model.arch.layers[index].mixer.declare(CacheDtypes(kv="float32", index="float32", state="float32"))
     pool = CachePool([decl], num_tokens=max(num_tokens, 1), num_slots=1)
-    sequence = SequenceCache(pool)
+    sequence = SequenceCache(pool.blocks)
     sequence.reserve(num_tokens)
-    (cache,) = pool.views([sequence])
+    (cache,) = pool.views([sequence.hold(num_tokens)])
     empty = LayerCache()
     caches = tuple(cache if i == index else empty for i in range(len(model.layers)))
     return caches, lambda: {name: state.data[sequence.slot].clone() for name, state in cache.states.items()}

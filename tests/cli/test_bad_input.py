@@ -208,6 +208,32 @@ def test_prompt_longer_than_the_maximum(run: Run, tiny: Tiny) -> None:
     refused(run, *words, culprits=("the prompt has 8 tokens", "--max-model-len"))
 
 
+@pytest.mark.parametrize(
+    ("words", "culprits"),
+    [
+        (("--prompt-ids", "1", "--max-tokens", "8"), ("max_tokens", "9 tokens", "maximum is 8")),
+        (("--prompt-ids", "1", "--prompt-ids", "999"), ("token id 999",)),
+    ],
+)
+def test_what_cannot_run_is_refused_before_weights_are_read(
+    run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], culprits: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("firstlight.engine.llm.build_engine", lambda *a, **k: pytest.fail("weights were read"))
+    refused(run, "generate", tiny("llama"), *words, "--max-model-len", 8, culprits=culprits)
+
+
+@pytest.mark.parametrize(
+    ("words", "culprit"),
+    [
+        (("--max-num-seqs", "0"), "max_num_seqs"),
+        (("--max-num-batched-tokens", "2"), "max_num_batched_tokens"),
+        (("--gpu-memory-utilization", "1.5"), "gpu_memory_utilization"),
+    ],
+)
+def test_engine_limits_out_of_range(run: Run, words: tuple[str, ...], culprit: str) -> None:
+    refused(run, "generate", "demo", "-p", "a", *words, culprits=(culprit,))
+
+
 @pytest.mark.parametrize("length", [0, 4097])
 def test_maximum_length_beyond_that_of_the_model(run: Run, tiny: Tiny, length: int) -> None:
     words = ("generate", tiny("llama"), "--prompt-ids", "1", "--max-model-len", length)
@@ -221,7 +247,18 @@ def test_token_ids_out_of_range(run: Run, tiny: Tiny, ids: str, culprit: str) ->
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--temperature", "-1"), ("--top-p", "0"), ("--top-k", "-2"), ("--max-tokens", "0"), ("--seed", "-1")],
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-p", "0"),
+        ("--top-k", "-2"),
+        ("--min-p", "2"),
+        ("--max-tokens", "0"),
+        ("--seed", "-1"),
+        ("--n", "0"),
+        ("--logprobs", "-2"),
+        ("--stop", ""),
+    ],
 )
 def test_sampling_out_of_range(run: Run, flag: str, value: str) -> None:
     refused(run, "generate", "demo", "-p", "a", flag, value, culprits=(flag.strip("-").replace("-", "_"),))

@@ -254,6 +254,68 @@ def test_generate_stops_at_the_maximum_length(run: Run, tiny: Tiny) -> None:
     assert len(run(*words).data()["ids"]) == 5
 
 
+def test_generate_runs_several_prompts_at_once_and_tells_each(run: Run) -> None:
+    words = ("generate", "-p", "At first light", "-p", "hello", "--temperature", 0, "--max-tokens", 5)
+    together = run(*words, "--json").data()
+    alone = [run("generate", "-p", one["prompt"], *words[5:], "--json").data() for one in together]
+    assert [one["prompt"] for one in together] == ["At first light", "hello"]
+    assert [one["ids"] for one in together] == [one["ids"] for one in alone]
+    shown = run(*words)
+    assert shown.out == "".join(f"[{i}] {one['prompt']}\n{one['text']}\n" for i, one in enumerate(together, start=1))
+    assert "2 texts, " in shown.err
+
+
+def test_generate_numbers_the_continuations_of_a_prompt(run: Run, tiny: Tiny) -> None:
+    words = ("generate", tiny("llama"), "--prompt-ids", "5 6", "--max-tokens", 4, "--n", 2)
+    told = run(*words, "--json").data()
+    assert [one["index"] for one in told] == [0, 1]
+    assert told[0]["ids"] != told[1]["ids"]
+    assert [line for line in run(*words).out.splitlines() if line.startswith("[")] == ["[1.1] 5 6", "[1.2] 5 6"]
+
+
+def test_generate_tells_logprobs_in_json_alone(run: Run, tiny: Tiny) -> None:
+    words = ("generate", tiny("llama"), "--prompt-ids", "5 6", "--max-tokens", 3, "--temperature", 0, "--logprobs", 2)
+    told = run(*words, "--json")
+    entries = told.data()["logprobs"]
+    assert [len(entry) for entry in entries] == [2, 2, 2]
+    assert all(entry[str(token)]["rank"] == 1 for token, entry in zip(told.data()["ids"], entries, strict=True))
+    assert "no effect" not in told.err
+    assert "--logprobs has no effect without --json" in run(*words).err
+
+
+def test_generate_ends_at_a_stop_text_and_not_at_an_ignored_end(run: Run, tiny: Tiny) -> None:
+    words = ("generate", "-p", "At first light", "--temperature", 0, "--max-tokens", 8, "--ignore-eos", "--json")
+    whole = run(*words).data()
+    assert (len(whole["ids"]), whole["finish_reason"]) == (8, "length")
+    stop = whole["text"][3:6]
+    stopped = run(*words, "--stop", "never there", "--stop", stop).data()
+    assert stopped["text"] == whole["text"][: whole["text"].index(stop)]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+
+
+def test_generate_with_min_p_1_takes_the_likeliest(run: Run, tiny: Tiny) -> None:
+    words = ("generate", tiny("llama"), "--prompt-ids", "5 6", "--max-tokens", 6, "--json")
+    assert run(*words, "--min-p", 1).data()["ids"] == run(*words, "--temperature", 0).data()["ids"]
+
+
+@pytest.mark.parametrize(("flag", "cached"), [("--enable-prefix-caching", 64), ("--no-enable-prefix-caching", 0)])
+def test_generate_shares_prefixes_unless_told_not_to(run: Run, tiny: Tiny, flag: str, cached: int) -> None:
+    ids = " ".join(["7"] * 70)
+    words = ("--prompt-ids", ids, "--prompt-ids", ids, "--max-tokens", 2, "--max-num-seqs", 1, flag, "--json")
+    told = run("generate", tiny("llama"), *words).data()
+    assert [one["num_cached_tokens"] for one in told] == [0, cached]
+
+
+def test_generate_tells_a_failed_request_with_its_cause(run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise ArithmeticError("operator broke")
+
+    monkeypatch.setattr("firstlight.engine.runner.Runner.execute", broken)
+    result = run("generate", tiny("llama"), "--prompt-ids", "5 6")
+    assert result.code == 1
+    assert "ArithmeticError: operator broke" in result.refusal()
+
+
 def test_ops_lists_bodies_and_why_one_cannot_run(run: Run) -> None:
     result = run("ops")
     assert result.code == 0

@@ -34,7 +34,7 @@ def runner_of(folder: Path, *, body: str | None = None, port_file: Path | None =
     plan = declared.plan(PrecisionPolicy(backbone="float32"))
     if body:
         plan = plan.with_impl(body, "asked by the test")
-    return build_runner(declared, plan, max_tokens=64, num_slots=2)[0]
+    return build_runner(declared, plan, num_tokens=128, num_slots=2)[0]
 
 
 def prompt(length: int = 40) -> list[int]:
@@ -44,11 +44,11 @@ def prompt(length: int = 40) -> list[int]:
 
 def run_split(runner: Runner, ids: list[int], lengths: list[int]) -> torch.Tensor:
     """Return the logits of all tokens, fed in pieces of these lengths to a fresh sequence."""
-    sequence = SequenceCache(runner.pool)
+    sequence = SequenceCache(runner.pool.blocks)
     pieces, start = [], 0
     try:
         for n in lengths:
-            pieces.append(runner.run([Row(sequence, ids[start : start + n])], all_logits=True))
+            pieces.append(runner.run(sequence, ids[start : start + n], all_logits=True))
             start += n
     finally:
         sequence.release()
@@ -74,10 +74,10 @@ def test_logits_equal_transformers(name: str, body: str | None, split: str, tiny
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_tokens_equal_transformers(name: str, tiny: Tiny, reference: Any) -> None:
     runner, ids = runner_of(tiny(name)), prompt()
-    sequence = SequenceCache(runner.pool)
-    tokens = [int(runner.run([Row(sequence, ids)])[0].argmax())]
+    sequence = SequenceCache(runner.pool.blocks)
+    tokens = [int(runner.run(sequence, ids)[0].argmax())]
     while len(tokens) < 16:
-        tokens.append(int(runner.run([Row(sequence, tokens[-1:])])[0].argmax()))
+        tokens.append(int(runner.run(sequence, tokens[-1:])[0].argmax()))
     expected = list(ids)
     for _ in range(16):
         expected.append(int(uncached(reference(name), expected)[-1].argmax()))
@@ -100,10 +100,10 @@ def test_selected_sets_equal_transformers(name: str, tiny: Tiny, reference: Any)
         if isinstance(module, IndexLayer)
     ]
     uncached(model, ids)
-    sequence = SequenceCache(runner.pool)
-    runner.run([Row(sequence, ids)])
+    sequence = SequenceCache(runner.pool.blocks)
+    runner.run(sequence, ids)
     owner = next(iter(runner.pool.pages["latent"].planes))
-    latent = runner.pool.views([sequence])[owner].pages["latent"]
+    latent = runner.pool.views([sequence.hold(40)])[owner].pages["latent"]
     for handle in handles:
         handle.remove()
     assert len(ours) == len(theirs) > 0
@@ -128,9 +128,13 @@ def test_released_spelling_gives_the_same_logits(name: str, tiny: Tiny, tmp_path
 def test_two_sequences_in_one_step_equal_each_alone(name: str, tiny: Tiny) -> None:
     runner, first, second = runner_of(tiny(name)), prompt(37), prompt(40)[::-1]
     alone = [run_split(runner, ids, [len(ids)]) for ids in (first, second)]
-    one, two = SequenceCache(runner.pool), SequenceCache(runner.pool)
-    runner.run([Row(one, first[:20]), Row(two, second[:1])])
-    rest = runner.run([Row(one, first[20:]), Row(two, second[1:])], all_logits=True)
+    one, two = SequenceCache(runner.pool.blocks), SequenceCache(runner.pool.blocks)
+    for sequence in (one, two):
+        sequence.reserve(40)
+    with torch.inference_mode():
+        runner.forward([Row(one.hold(20), 0, first[:20]), Row(two.hold(1), 0, second[:1])])
+        hidden, step = runner.forward([Row(one.hold(37), 20, first[20:]), Row(two.hold(40), 1, second[1:])])
+        rest = runner.model.logits(hidden, step.model_ops)
     assert (rest[:17] - alone[0][20:]).abs().max() <= LOGIT_TOLERANCE
     assert (rest[17:] - alone[1][1:]).abs().max() <= LOGIT_TOLERANCE
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from firstlight.engine.assemble import Declared, build_runner, declare
-from firstlight.engine.runner import Row
 from firstlight.errors import EXIT_MISSING_OPERATORS, FirstlightError
 from firstlight.memory.sequence import SequenceCache
 from firstlight.ops.registry import Impl, OperatorTable
@@ -49,14 +48,14 @@ def test_every_body_is_either_chosen_or_rejected(declared: Declared, table: Oper
 def test_layers_call_exactly_the_operators_that_their_nouns_declare(tiny: Tiny) -> None:
     for name in ("llama", "qwen3_moe", "deepseek_v3", "glm_moe_dsa", "kimi_linear", "glm5_next"):
         found = declare(str(tiny(name)))
-        runner, _ = build_runner(found, found.plan(FP32), max_tokens=64)
+        runner, _ = build_runner(found, found.plan(FP32), num_tokens=64)
         called: dict[int | None, set[str]] = {}
         for (_, layer), ops in runner.bound.ops.items():
             for op, body in ops.bodies.items():
                 ops.bodies[op] = recording(called.setdefault(layer, set()), op, body)
-        sequence = SequenceCache(runner.pool)
-        runner.run([Row(sequence, list(range(3, 30)))])
-        runner.run([Row(sequence, [5])])
+        sequence = SequenceCache(runner.pool.blocks)
+        runner.run(sequence, list(range(3, 30)))
+        runner.run(sequence, [5])
         for index in range(len(found.arch.layers)):
             assert called[index] == set(found.arch.layer_operators(index)), (name, index)
         assert called[None] == set(found.arch.operators())
@@ -156,11 +155,11 @@ def test_editing_the_json_of_a_plan_changes_the_body_used(declared: Declared) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Impl, "load", load)
-        edited, _ = build_runner(declared, Plan.from_dict(data), max_tokens=64)
-        plain, _ = build_runner(declared, declared.plan(FP32), max_tokens=64)
+        edited, _ = build_runner(declared, Plan.from_dict(data), num_tokens=64)
+        plain, _ = build_runner(declared, declared.plan(FP32), num_tokens=64)
     assert "zero" in used
-    ids = [Row(SequenceCache(edited.pool), [3, 4, 5])]
-    assert not torch.equal(edited.run(ids), plain.run([Row(SequenceCache(plain.pool), [3, 4, 5])]))
+    found = [runner.run(SequenceCache(runner.pool.blocks), [3, 4, 5]) for runner in (edited, plain)]
+    assert not torch.equal(*found)
 
 
 def zeros(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
@@ -177,7 +176,7 @@ def test_what_is_not_a_plan_is_refused(data: dict[str, object]) -> None:
 def test_plan_of_another_model_is_refused(declared: Declared, tiny: Tiny) -> None:
     other = declare(str(tiny("llama"))).plan(FP32)
     with pytest.raises(FirstlightError, match="llama"):
-        build_runner(declared, other, max_tokens=64)
+        build_runner(declared, other, num_tokens=64)
 
 
 @pytest.mark.parametrize(

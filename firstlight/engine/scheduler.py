@@ -1,0 +1,281 @@
+"""The scheduler: which tokens of which requests run in the next step. Pure Python; deterministic for given arrivals.
+
+A step may be planned while the one before still runs: rows then take their input token from it. `apply` is the only
+place where a result changes anything, and it takes results in the order of the plans.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from firstlight.engine.batch import BatchPlan, PlanRow, StepResult
+from firstlight.engine.request import Request, Status
+from firstlight.memory.blocks import Blocks
+from firstlight.memory.prefix import Hit, PrefixCache
+from firstlight.memory.sequence import SequenceCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step. checkpoint_tokens: a state checkpoint is kept every so many tokens."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    checkpoint_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}: "
+                "a step must hold a token of every running sequence"
+            )
+
+
+NOTHING = Hit()
+
+
+class Scheduler:
+    """Waiting and running requests over Blocks and a PrefixCache."""
+
+    def __init__(self, config: SchedulerConfig, blocks: Blocks, prefix: PrefixCache) -> None:
+        self.config, self.blocks, self.prefix = config, blocks, prefix
+        # checkpoints are found by the hashes of whole units
+        self.checkpoint_tokens = -(-config.checkpoint_tokens // blocks.unit_tokens) * blocks.unit_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        # hashes of units that a running request computes and has not published: others wait for them
+        self.computing: set[bytes] = set()
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises: ValueError if it could never fit, even alone."""
+        # the last token is never read back
+        if not self.blocks.can_ever_hold(request.max_total - 1):
+            raise ValueError(
+                f"prompt and max_tokens need memory for {request.max_total - 1} tokens; "
+                f"the arenas hold {self.blocks.most_tokens()}"
+            )
+        insort(self.waiting, request, key=Request.order)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request at any time and give back what it holds; what is in flight for it becomes void."""
+        if request.is_finished:
+            return
+        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        self._release(request)
+        request.status, request.finish_reason = Status.FINISHED, reason
+
+    def expire(self, now: float) -> list[Request]:
+        """End the requests whose deadline has passed, and return them."""
+        late = [r for r in (*self.running, *self.waiting) if r.deadline is not None and now >= r.deadline]
+        for request in late:
+            self.finish(request, "timeout")
+        return late
+
+    def schedule(self) -> BatchPlan:
+        """Return the next step: a token of every decoding request first, then prompts, then new requests.
+
+        The plan is empty if nothing can run before a result is applied.
+        """
+        plan = BatchPlan()
+        budget = self.config.max_num_batched_tokens
+        planned: set[int] = set()
+        prompts = []
+        for request in list(self.running):
+            if request.status is not Status.RUNNING or request.num_tokens - request.planned < 1:
+                continue
+            if request.num_tokens - request.planned > 1:
+                prompts.append(request)
+            elif self._is_wanted(request) and self._grow(request, planned):
+                plan.rows.append(self._chunk(request, 1))
+                planned.add(request.id)
+                budget -= 1
+        for request in prompts:
+            if budget and request.status is Status.RUNNING:
+                row = self._chunk(request, budget)
+                plan.rows.append(row)
+                planned.add(request.id)
+                budget -= row.n
+        while budget and self.waiting and len(self.running) < self.config.max_num_seqs:
+            admitted = self._admit(self.waiting[0], plan)
+            if admitted is None:
+                break
+            row = self._chunk(admitted, budget)
+            plan.rows.append(row)
+            budget -= row.n
+        return plan
+
+    def apply(self, plan: BatchPlan, result: StepResult) -> list[PlanRow]:
+        """Take a step's result in; return the rows that count, in order. Sampled tokens are appended to their requests.
+
+        Whether a request ends is for the caller to say (`finish`).
+        """
+        counted = []
+        for row, sampled in zip(plan.rows, result.sampled, strict=True):
+            request = row.request
+            if row.epoch != request.epoch:
+                self._drop_export(row)
+                continue
+            sequence, end = request.sequence, row.start + row.n
+            assert sequence is not None, "a row that counts belongs to a running request"
+            sequence.committed = end
+            if row.samples:
+                request.in_flight -= 1
+                assert sampled is not None, "a row that reaches the end has a sampled token"
+                if sampled.error is None:
+                    request.ids.append(sampled.token)
+            if sampled is not None and sampled.error is not None:
+                # what led to broken logits is not to be found by others
+                self._drop_export(row)
+                counted.append(row)
+                continue
+            if end // self.blocks.unit_tokens != row.start // self.blocks.unit_tokens:
+                self.prefix.publish_pages(request.ids, request.chain, sequence.pages, row.start, end)
+                self.computing.difference_update(request.chain.hashes[: end // self.blocks.unit_tokens])
+            if row.export is not None:
+                self.prefix.publish_state(request.ids, request.chain, *row.export)
+                self._drop_export(row)
+            counted.append(row)
+        self._unpin(plan)
+        return counted
+
+    def fail(self, plan: BatchPlan) -> None:
+        """Take back what a step that went wrong had been given beside its rows; the caller ends its requests."""
+        for row in plan.rows:
+            self._drop_export(row)
+        self._unpin(plan)
+
+    def cancel(self, plan: BatchPlan) -> None:
+        """Void a plan that will not run: its requests wait again and lose what the plan had given them."""
+        for row in plan.rows:
+            self._drop_export(row)
+            if row.epoch == row.request.epoch and row.request.status is Status.RUNNING:
+                self._preempt(row.request)
+        self._unpin(plan)
+
+    def _is_wanted(self, request: Request) -> bool:
+        """False if the token in flight is the last that the request may have."""
+        return request.num_tokens < request.max_total
+
+    def _row(self, request: Request, n: int, export: tuple[int, int] | None = None) -> PlanRow:
+        sequence = request.sequence
+        assert sequence is not None, "a running request has a sequence"
+        start = request.planned
+        samples = start + n == request.num_tokens
+        hold = sequence.hold(start + n)
+        row = PlanRow(request, hold, start, n, len(request.ids), samples, request.epoch, export)
+        request.planned = start + n
+        request.in_flight += samples
+        return row
+
+    def _chunk(self, request: Request, budget: int) -> PlanRow:
+        """Return the next piece of at most budget tokens, cut so that at most one checkpoint falls into it."""
+        start = request.planned
+        end = min(request.num_tokens, start + budget)
+        if not self.blocks.has_states:
+            return self._row(request, end - start)
+        inside = self._wanted(request, start, end)
+        if len(inside) > 1:
+            end = inside[0]
+        return self._row(request, end - start, self._export(request, start, end))
+
+    def _wanted(self, request: Request, start: int, end: int) -> list[int]:
+        """Return the positions in (start, end] at which a state should be kept, ascending."""
+        every = self.checkpoint_tokens
+        if end - start == 1:
+            # decoding rows come here, hundreds in a step
+            return [end] if end % every == 0 or end in request.checkpoints else []
+        regular = range((start // every + 1) * every, end + 1, every)
+        return sorted({*regular, *(p for p in request.checkpoints if start < p <= end)})
+
+    def _export(self, request: Request, start: int, end: int) -> tuple[int, int] | None:
+        """Return (position, slot) of the checkpoint that falls into (start, end], None if there is none or no slot."""
+        if not self.prefix.enabled:
+            return None
+        wanted = self._wanted(request, start, end)
+        if not wanted or (
+            wanted[0] <= len(request.ids) and self.prefix.has_state(request.ids, request.chain, wanted[0])
+        ):
+            return None
+        if not self.blocks.slots.can_allocate(1):
+            self.prefix.counters.checkpoints_skipped += 1
+            return None
+        return wanted[0], self.blocks.slots.allocate(1)[0]
+
+    def _drop_export(self, row: PlanRow) -> None:
+        """Let go of the checkpoint's slot: published it stays findable, unpublished it is free."""
+        if row.export is not None:
+            self.blocks.slots.release([row.export[1]])
+            row.export = None
+
+    def _unpin(self, plan: BatchPlan) -> None:
+        self.blocks.slots.release([source for source, _ in plan.copies])
+        plan.copies = []
+
+    def _admit(self, request: Request, plan: BatchPlan) -> Request | None:
+        """Move the first waiting request to the running ones, with memory for all its tokens; None if there is none."""
+        reuses = self.prefix.enabled and request.params.prompt_logprobs is None
+        hit = self.prefix.lookup(request.ids, request.chain) if reuses else NOTHING
+        ahead = request.chain.hashes[hit.length // self.blocks.unit_tokens :] if reuses else []
+        if not self.computing.isdisjoint(ahead):
+            # what this request would compute is being computed: it waits and then shares it
+            return None
+        # the first token it makes has a place too: one admitted without would be the next to be preempted
+        needed = min(len(request.ids) + 1, request.max_total - 1)
+        sequence = SequenceCache.admit(self.blocks, hit, needed)
+        if sequence is None and hit.slot is not None and not self.running:
+            # the checkpoint takes the slot that the live state needs
+            hit = NOTHING
+            sequence = SequenceCache.admit(self.blocks, hit, needed)
+        if sequence is None:
+            return None
+        if reuses:
+            self.prefix.count(len(request.ids), hit)
+        self.waiting.remove(request)
+        if hit.slot is not None:
+            plan.copies.append((hit.slot, sequence.slot))
+        request.sequence, request.planned, request.status = sequence, hit.length, Status.RUNNING
+        if not request.num_preemptions:
+            request.num_cached = hit.length
+        unit = self.blocks.unit_tokens
+        request.checkpoints = sorted({(len(request.ids) - 1) // unit * unit, hit.fork} - {0})
+        self.computing.update(ahead)
+        insort(self.running, request, key=Request.order)
+        return request
+
+    def _grow(self, request: Request, planned: set[int]) -> bool:
+        """Make room for one more token, preempting later requests if need be; False if the request itself had to go."""
+        sequence, needed = request.sequence, request.planned + 1
+        assert sequence is not None, "a running request has a sequence"
+        if needed <= sequence.capacity:
+            return True
+        while not sequence.can_reserve(needed):
+            victim = next(r for r in reversed(self.running) if r.id not in planned)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        sequence.reserve(needed)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's memory; it waits, in its old place, to be computed again or from a checkpoint."""
+        self.running.remove(request)
+        self._release(request)
+        request.status, request.planned = Status.WAITING, 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, request, key=Request.order)
+
+    def _release(self, request: Request) -> None:
+        if request.sequence is not None:
+            self.computing.difference_update(request.chain.hashes)
+            request.sequence.release()
+            request.sequence = None
+        request.epoch += 1
+        request.in_flight = 0
