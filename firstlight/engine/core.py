@@ -110,6 +110,8 @@ class Engine:
         """
         vocab_size, limit = self.runner.model.arch.vocab_size, self.config.max_model_len
         most = check_request(prompt_ids, params, vocab_size, limit)
+        if params.max_tokens is None:
+            most = self._fitting(len(prompt_ids), most)
         number, now = self._next_id, time.monotonic()
         group = Group(request_id or f"request-{number}", prompt, tuple(prompt_ids), params, now)
         if group.id in self.groups:
@@ -136,6 +138,11 @@ class Engine:
         self._next_id += params.n
         self.groups[group.id] = group
         return group.id
+
+    def _fitting(self, num_prompt: int, most: int) -> int:
+        """Return how many tokens there is room for in the arenas, at most `most`; the prompt has to fit anyway."""
+        room = self.runner.pool.blocks.most_tokens()
+        return most if room is None else min(most, max(room, num_prompt) + 1)
 
     def abort(self, request_id: str) -> None:
         """End a request now, whatever it is doing; unknown ids are ignored, it may just have ended."""

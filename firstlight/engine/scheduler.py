@@ -85,28 +85,29 @@ class Scheduler:
         """
         plan = BatchPlan()
         budget = self.config.max_num_batched_tokens
-        planned: set[int] = set()
         prompts = []
         for request in list(self.running):
             if request.status is not Status.RUNNING or request.num_tokens - request.planned < 1:
                 continue
             if request.num_tokens - request.planned > 1:
                 prompts.append(request)
-            elif self._is_wanted(request) and self._grow(request, planned):
+            elif self._is_wanted(request) and self._grow(request):
                 plan.rows.append(self._chunk(request, 1))
-                planned.add(request.id)
                 budget -= 1
         for request in prompts:
             if budget and request.status is Status.RUNNING:
                 row = self._chunk(request, budget)
                 plan.rows.append(row)
-                planned.add(request.id)
                 budget -= row.n
-        while budget and self.waiting and len(self.running) < self.config.max_num_seqs:
-            admitted = self._admit(self.waiting[0], plan)
-            if admitted is None:
+        for request in list(self.waiting):
+            if not budget or len(self.running) == self.config.max_num_seqs:
                 break
-            row = self._chunk(admitted, budget)
+            hit = self._lookup(request)
+            if hit is None:
+                continue
+            if not self._admit(request, hit, plan):
+                break
+            row = self._chunk(request, budget)
             plan.rows.append(row)
             budget -= row.n
         return plan
@@ -218,14 +219,24 @@ class Scheduler:
         self.blocks.slots.release([source for source, _ in plan.copies])
         plan.copies = []
 
-    def _admit(self, request: Request, plan: BatchPlan) -> Request | None:
-        """Move the first waiting request to the running ones, with memory for all its tokens; None if there is none."""
-        reuses = self.prefix.enabled and request.params.prompt_logprobs is None
-        hit = self.prefix.lookup(request.ids, request.chain) if reuses else NOTHING
-        ahead = request.chain.hashes[hit.length // self.blocks.unit_tokens :] if reuses else []
-        if not self.computing.isdisjoint(ahead):
-            # what this request would compute is being computed: it waits and then shares it
-            return None
+    def _reuses(self, request: Request) -> bool:
+        """False for a request that needs the logits of its whole prompt."""
+        return self.prefix.enabled and request.params.prompt_logprobs is None
+
+    def _lookup(self, request: Request) -> Hit | None:
+        """Return what the prefix cache has for a request; None if a running request computes what it still needs:
+        it waits then, to share it, and others may go first."""
+        if not self._reuses(request):
+            return NOTHING
+        hit = self.prefix.lookup(request.ids, request.chain)
+        return hit if self.computing.isdisjoint(self._ahead(request, hit)) else None
+
+    def _ahead(self, request: Request, hit: Hit) -> list[bytes]:
+        """Return the hashes of the whole units that the request would compute behind a hit."""
+        return request.chain.hashes[hit.length // self.blocks.unit_tokens :] if self._reuses(request) else []
+
+    def _admit(self, request: Request, hit: Hit, plan: BatchPlan) -> bool:
+        """Move a waiting request to the running ones, with memory for all its tokens; False if there is not enough."""
         # the first token it makes has a place too: one admitted without would be the next to be preempted
         needed = min(len(request.ids) + 1, request.max_total - 1)
         sequence = SequenceCache.admit(self.blocks, hit, needed)
@@ -234,8 +245,8 @@ class Scheduler:
             hit = NOTHING
             sequence = SequenceCache.admit(self.blocks, hit, needed)
         if sequence is None:
-            return None
-        if reuses:
+            return False
+        if self._reuses(request):
             self.prefix.count(len(request.ids), hit)
         self.waiting.remove(request)
         if hit.slot is not None:
@@ -245,18 +256,19 @@ class Scheduler:
             request.num_cached = hit.length
         unit = self.blocks.unit_tokens
         request.checkpoints = sorted({(len(request.ids) - 1) // unit * unit, hit.fork} - {0})
-        self.computing.update(ahead)
+        self.computing.update(self._ahead(request, hit))
         insort(self.running, request, key=Request.order)
-        return request
+        return True
 
-    def _grow(self, request: Request, planned: set[int]) -> bool:
+    def _grow(self, request: Request) -> bool:
         """Make room for one more token, preempting later requests if need be; False if the request itself had to go."""
         sequence, needed = request.sequence, request.planned + 1
         assert sequence is not None, "a running request has a sequence"
         if needed <= sequence.capacity:
             return True
         while not sequence.can_reserve(needed):
-            victim = next(r for r in reversed(self.running) if r.id not in planned)
+            # rows are planned in this order, so the last one has none in the plan yet
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False

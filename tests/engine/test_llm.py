@@ -297,3 +297,11 @@ def test_no_bar_without_a_terminal(llm: LLM, capsys: pytest.CaptureFixture[str])
     with progress_bar(3, shown=False) as advance:
         advance(1)
     assert capsys.readouterr() == ("", "")
+
+
+def test_max_tokens_none_fills_the_arenas_where_they_are_smaller_than_the_context() -> None:
+    small = LLM("demo", dtype="float32", engine_args=EngineArgs(cache_tokens=64))
+    (output,) = small.generate([[5, 6, 7]], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))
+    small.close()
+    assert output.outputs[0].finish_reason == "length"
+    assert len(output.outputs[0].token_ids) == 64 - 3 + 1

@@ -252,7 +252,7 @@ def test_no_life_of_an_engine_leaks_or_mixes_requests_up(decls: str) -> None:
 @pytest.mark.parametrize("name", ["kimi_linear", "glm5_next", "deepseek_v32"])
 def test_no_life_of_an_engine_changes_what_a_model_answers(name: str, tiny: Tiny) -> None:
     totals: Counter[str] = Counter()
-    few = settings(**QUIET, max_examples=5, stateful_step_count=25)
+    few = settings(**QUIET, max_examples=6, stateful_step_count=30)
     run_state_machine_as_test(partial(TinyMachine, tiny(name), totals), settings=few)
     assert totals["steps"] > 100
     assert totals["preemptions"] and totals["hits"]
