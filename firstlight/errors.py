@@ -7,6 +7,7 @@ EXIT_CHECK_FAILED = 1
 EXIT_USAGE = 2
 EXIT_MISSING_OPERATORS = 3
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 
 class FirstlightError(ValueError):
@@ -34,5 +35,5 @@ def closest(word: str, choices: list[str] | tuple[str, ...]) -> str | None:
     """Return the choice nearest in spelling to word, or None if none is near."""
     import difflib
 
-    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.7)
     return found[0] if found else None

@@ -107,6 +107,7 @@ def bench(
     # the scheduler is measured without weights
     declared = limited(model.declare(config_only=what == "scheduler"), run.max_model_len)
     subject = Subject(declared, plan.build(declared), flags, engine, run, out)
+    out.refusals(subject.plan)
     rows = MEASURES[what](subject)
     return told(subject, what, rows)
 

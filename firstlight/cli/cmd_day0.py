@@ -40,14 +40,18 @@ def day0(
     ] = None,
 ) -> int:
     """Take a model apart, plan it, prove it equal to a reference, let it write: one page."""
+    from firstlight.engine.sampling_params import SamplingParams
     from firstlight.verify.day0 import PROMPT, Day0Options
     from firstlight.verify.files import check_writable, write_report
     from firstlight.verify.html import render_day0
 
     out = Output(output)
     out.model(model.model)
+    # before hours are spent on the proof
+    SamplingParams(max_tokens=max_tokens, seed=run.seed)
     declared = limited(model.declare(), run.max_model_len)
     made = plan.build(declared)
+    out.refusals(made)
     path = report or Path(f"firstlight-day0-{re.sub(r'[^A-Za-z0-9._-]+', '-', declared.source.name)}.html")
     check_writable(path)
     options = Day0Options(

@@ -92,6 +92,7 @@ def generate(
     declared = limited(model.declare(), run.max_model_len)
     args = engine.args(run)
     made = plan.build(declared)
+    out.refusals(made)
     folder = declared.source.require_folder("generation")
     limit, vocab_size = declared.arch.max_position_embeddings, declared.arch.vocab_size
     requests = read_requests(folder, prompt, prompt_ids, sampling, run.seed, chat=chat, limit=limit, vocab=vocab_size)

@@ -84,17 +84,17 @@ def print_evidence(out: Output, evidence: Evidence) -> None:
 def show_model(out: Output, subject: Subject, table: OperatorTable) -> int:
     """Print one screen, or the same as JSON."""
     from firstlight.spec.checklist import checklist
-    from firstlight.spec.cost import cost
+    from firstlight.spec.cost import contexts, cost
 
     arch = subject.arch
     # where an operator is missing the checklist says so, and so does the exit code
     parts = checklist(arch, table)
-    costs = [cost(arch, context=context) for context in (4096, 131072)]
+    costs = [cost(arch, context=context) for context in contexts(arch)]
     if out.flags.json:
         out.json(document(subject, parts, costs))
     else:
         print_model(out, subject, costs)
-        print_checklist(out, parts)
+        print_checklist(out, parts, costs[0].context)
     return EXIT_MISSING_OPERATORS if parts.count("new") else EXIT_OK
 
 
@@ -117,12 +117,12 @@ def document(subject: Subject, parts: Checklist, costs: list[Cost]) -> dict[str,
 
 def print_model(out: Output, subject: Subject, costs: list[Cost]) -> None:
     """Print sizes and folded layers."""
-    from firstlight.plan.amounts import amount, quantity
+    from firstlight.plan.amounts import amount, quantity, tokens
     from firstlight.spec.parts import fold_layers, where
 
     arch, total = subject.arch, costs[0].total
     count = {"thousand": "K", "billion": "B"}
-    flops = ", ".join(f"{quantity(one.total.flops_per_token, 'FLOP')} at {one.context // 1024}k" for one in costs)
+    flops = ", ".join(f"{quantity(one.total.flops_per_token, 'FLOP')} at {tokens(one.context)}" for one in costs)
     active = f"{amount(total.active_parameters, **count)} active per token"
     rows = [
         ("type", f"{arch.model_type}, declared by {subject.origin}"),
@@ -143,8 +143,10 @@ def print_model(out: Output, subject: Subject, costs: list[Cost]) -> None:
     out.table([(where(layers, len(arch.layers)), pattern) for pattern, layers in fold_layers(arch)])
 
 
-def print_checklist(out: Output, parts: Checklist) -> None:
-    """Print the operator checklist."""
+def print_checklist(out: Output, parts: Checklist, context: int) -> None:
+    """Print the operator checklist. context: at which the FLOPs were shared out."""
+    from firstlight.plan.amounts import tokens
+
     out.line()
     counts = ", ".join(f"{parts.count(status)} {status}" for status in ("reuse", "modify", "new"))
     out.line(f"checklist on {parts.device}, {parts.dtype}: {counts}")
@@ -152,4 +154,4 @@ def print_checklist(out: Output, parts: Checklist) -> None:
         ((item.status, STYLES[item.status]), item.part, item.where, f"{item.flops_share:.1%}", item.reason)
         for item in parts.items
     ]
-    out.table(rows, header=("", "part", "where", "FLOPs 4k", "operators"), right=(3,))
+    out.table(rows, header=("", "part", "where", f"FLOPs {tokens(context)}", "operators"), right=(3,))

@@ -9,6 +9,7 @@ import typer
 
 from firstlight.cli.flags import ModelFlags, OutputFlags, PlanFlags, RunFlags, limited, number_range
 from firstlight.cli.output import BAD, GOOD, Cell, Output, json_text
+from firstlight.engine.args import EngineArgs
 from firstlight.errors import EXIT_CHECK_FAILED, EXIT_OK, FirstlightError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def verify(
         check_writable(path)
     declared = limited(model.declare(), run.max_model_len)
     made = plan.build(declared)
+    out.refusals(made)
     options = options_of(reference, layers, tokens, tol, run.seed)
     out.model(model.model)
     if plan.dtype not in ("auto", "float32"):
@@ -78,6 +80,7 @@ def options_of(reference: str, layers: str | None, tokens: int | None, tol: floa
     """Return the options that flags ask for. Raises: FirstlightError."""
     from firstlight.verify.run import TOLERANCE, VerifyOptions
 
+    EngineArgs(seed=seed)
     if tol is not None and not 0 < tol < float("inf"):
         raise FirstlightError(
             f"--tol {tol} is out of range",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -267,7 +267,7 @@ def number_range(text: str, *, flag: str) -> range:
 
 def token_ids(text: str, *, flag: str) -> tuple[int, ...]:
     """Return the ids of "1,2,3" or "1 2 3". Raises: FirstlightError."""
-    words: list[Any] = text.replace(",", " ").split()
+    words = re.split(r"\s*,\s*|\s+", text.strip()) if text.strip() else []
     if not all(re.fullmatch(r"-?\d+", word) for word in words):
         raise FirstlightError(
             f"{flag} {text!r} cannot be read", where=flag, why="token ids are whole numbers", fix=f"{flag} 1,2,3"

@@ -12,7 +12,7 @@ import typer
 
 from firstlight.cli import cmd_bench, cmd_day0, cmd_env, cmd_generate, cmd_inspect, cmd_ops, cmd_plan, cmd_verify
 from firstlight.cli.verb import epilog, verb
-from firstlight.errors import EXIT_INTERRUPTED, EXIT_OK, FirstlightError
+from firstlight.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, FirstlightError
 
 # what typer raises for a wrong command line; it exports only the most special of them
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -118,6 +118,12 @@ app = build_app()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. argv: the words after `firstlight`, None: those of the process."""
     words = sys.argv[1:] if argv is None else list(argv)
+    # a stream that the caller has closed is None
+    sys.stderr = sys.stderr or io.StringIO()
+    if sys.stdout is None:
+        why, fix = "it is closed", "leave it open, or send it to /dev/null"
+        print(FirstlightError("cannot write", where="standard output", why=why, fix=fix), file=sys.stderr)
+        return EXIT_USAGE
     for stream in (sys.stdout, sys.stderr):
         # a model may write what the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):

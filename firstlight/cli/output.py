@@ -16,6 +16,8 @@ from firstlight.cli.flags import DEMO, OutputFlags
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from firstlight.plan.planner import Plan
+
 GOOD, BAD, WAIT, SOFT = "green", "bold red", "yellow", "dim"
 Cell = str | tuple[str, str]
 Advance = Callable[[float], None]
@@ -94,6 +96,11 @@ class Output:
     def warn(self, text: str) -> None:
         """Print a warning on stderr, unless quiet."""
         self.note(f"warning: {text}", WAIT)
+
+    def refusals(self, plan: Plan) -> None:
+        """Say what was asked for and the plan does without, a line each."""
+        for refused in plan.refused:
+            self.note(f"notice: {refused.what} is refused: {refused.reason}", WAIT)
 
     @contextmanager
     def bar(self, title: str, total: float) -> Iterator[Advance]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from functools import wraps
 from typing import Any, get_type_hints
 
 from firstlight.cli.flags import ModelFlags, OutputFlags
-from firstlight.errors import EXIT_INTERRUPTED, EXIT_USAGE, FirstlightError
+from firstlight.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, FirstlightError
 
 # the positional words, in the order in which they are given
 LEADING = ("what", "model")
@@ -68,15 +69,20 @@ def guarded(function: Callable[..., int], values: dict[str, Any]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # the reader has gone; nobody is left to tell, and the flush at exit must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_USAGE
+        return reader_gone()
     except Exception as error:
         if output.debug:
             traceback.print_exception(error)
         told = explained(error, function.__name__, values)
         print(told, file=sys.stderr)
         return told.exit_code
+
+
+def reader_gone() -> int:
+    """Return the exit code where nobody is left to tell: that of a program which the closed pipe has ended."""
+    # the flush at exit must not fail again
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
 
 
 def explained(error: Exception, name: str, values: dict[str, Any]) -> FirstlightError:
@@ -89,16 +95,32 @@ def explained(error: Exception, name: str, values: dict[str, Any]) -> Firstlight
 
 
 def completed(error: FirstlightError, name: str, values: dict[str, Any]) -> FirstlightError:
-    """Return the error with all four lines: what it leaves out is the place of the command, and its help."""
+    """Return the error with its place, the command where it has none of its own, and flags in place of parameters."""
     model = next((value.model for value in values.values() if isinstance(value, ModelFlags)), "")
     command = f"firstlight {name.removeprefix('cmd_')}"
+    parameters = [*values, *(field.name for value in values.values() if is_dataclass(value) for field in fields(value))]
+    if error.where in parameters:
+        # a word of one syllable may be meant as a word
+        names = [name for name in parameters if "_" in name or name == error.where]
+        words = re.compile(rf"\b({'|'.join(names)})\b")
+        return FirstlightError(
+            words.sub(_as_flag, error.what),
+            where=words.sub(_as_flag, error.where),
+            why=words.sub(_as_flag, error.why),
+            fix=words.sub(_as_flag, error.fix),
+            exit_code=error.exit_code,
+        )
     return FirstlightError(
         error.what,
         where=error.where or f"{command} {model}".rstrip(),
-        why=error.why or "it cannot be used as it is",
-        fix=error.fix or f"{command} --help",
+        why=error.why,
+        fix=error.fix,
         exit_code=error.exit_code,
     )
+
+
+def _as_flag(name: re.Match[str]) -> str:
+    return f"--{name[0].replace('_', '-')}"
 
 
 def system_error(error: OSError) -> FirstlightError:

@@ -35,6 +35,8 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise FirstlightError(f"{name} must be an integer >= 1, got {value!r}", where=name)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise FirstlightError(f"seed must be an integer >= 0 below 2^63, got {self.seed!r}", where="seed")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise FirstlightError(
                 f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}",

@@ -21,7 +21,7 @@ def check_request(ids: Sequence[int], params: SamplingParams, vocab_size: int, m
             f"prompt and max_tokens ask for {total} tokens, the maximum is {max_model_len}",
             where="max_tokens",
             why=f"the prompt has {len(ids)} tokens and max_tokens is {params.max_tokens}",
-            fix=f"max_tokens={max_model_len - len(ids)}, or max_tokens=None for as many as fit",
+            fix=f"max_tokens={max_model_len - len(ids)}",
         )
     return total
 
@@ -34,8 +34,9 @@ def check_prompt(ids: Sequence[int], vocab_size: int, max_model_len: int) -> Non
     if len(ids) >= max_model_len:
         raise FirstlightError(
             f"the prompt has {len(ids)} tokens, the maximum is {max_model_len - 1}",
-            why=f"prompt and answer share a context of {max_model_len} tokens, and an answer has at least one",
-            fix="shorten the prompt, or raise --max-model-len",
+            where="max_model_len",
+            why=f"prompt and answer share the {max_model_len} tokens of max_model_len, and an answer has at least one",
+            fix="shorten the prompt",
         )
 
 

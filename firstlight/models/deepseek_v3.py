@@ -6,7 +6,7 @@ The base of every port with latent attention; they override single facts through
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from firstlight.models.llama import decoder
 from firstlight.spec.arch import ArchSpec, Layer
@@ -130,5 +130,4 @@ def arch(cfg: Config) -> ArchSpec:
     mixer = latent_attention(cfg)
     ffns = feed_forwards(cfg, cfg.positive("num_hidden_layers"), known)
     layers = tuple(Layer(mixer=mixer, ffn=ffn, norm=norm) for ffn in ffns)
-    spec = decoder(cfg, "deepseek_v3", layers, norm, known.context)
-    return replace(spec, mtp_layers=cfg.get("num_nextn_predict_layers", 0))
+    return decoder(cfg, "deepseek_v3", layers, norm, known.context)

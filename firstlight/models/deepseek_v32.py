@@ -46,5 +46,4 @@ def arch(cfg: Config) -> ArchSpec:
     cfg.names("layer_types", num_layers, ("indexed_attention",))
     mixer = replace(latent_attention(cfg), indexer=indexer(cfg, heads=64, layout="half"))
     layers = tuple(Layer(mixer=mixer, ffn=ffn, norm=norm) for ffn in feed_forwards(cfg, num_layers, known))
-    spec = decoder(cfg, "deepseek_v32", layers, norm, known.context)
-    return replace(spec, mtp_layers=cfg.get("num_nextn_predict_layers", 0))
+    return decoder(cfg, "deepseek_v32", layers, norm, known.context)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from firstlight.models.deepseek_v3 import MLA_RULES, Defaults, feed_forwards, latent_attention
 from firstlight.models.deepseek_v32 import INDEX_RULES, indexer
 from firstlight.models.glm_moe_dsa import indexer_modes
-from firstlight.models.kimi_linear import delta_attention, linear_config
+from firstlight.models.kimi_linear import delta_attention, linear_config, recurrent_layers
 from firstlight.models.llama import decoder
 from firstlight.spec.arch import ArchSpec, HyperConnections, Layer
 from firstlight.spec.feedforward import Act
@@ -74,12 +74,11 @@ def arch(cfg: Config) -> ArchSpec:
     num_layers = cfg.positive("num_hidden_layers")
     eps = cfg.get("rms_norm_eps", 1e-5)
     kinds = cfg.names("layer_types", num_layers, ("linear_attention", "indexed_attention", "full_attention"))
-    kinds = kinds or tuple("linear_attention" if i % 4 != 3 else "indexed_attention" for i in range(num_layers))
+    recurrent = recurrent_layers(cfg, kinds, tuple(i % 4 != 3 for i in range(num_layers)))
     kda: Mixer = delta_attention(cfg, heads=64, lower_bound=lower_bound(cfg), norm_eps=eps)
     modes = indexer_modes(cfg, num_layers)
     mixers = [
-        kda if kind == "linear_attention" else indexed_attention(cfg, mode, eps)
-        for kind, mode in zip(kinds, modes, strict=True)
+        kda if is_kda else indexed_attention(cfg, mode, eps) for is_kda, mode in zip(recurrent, modes, strict=True)
     ]
     act, norm = Act(kind="clamp", limit=cfg.get("swiglu_limit", 10.0)), Norm(eps=eps)
     ffns = feed_forwards(cfg, num_layers, known, act)

@@ -47,5 +47,4 @@ def arch(cfg: Config) -> ArchSpec:
     mixers = {mode: replace(base, indexer=replace(index, mode=mode)) for mode in ("full", "shared")}
     modes, ffns = indexer_modes(cfg, num_layers), feed_forwards(cfg, num_layers, known)
     layers = tuple(Layer(mixer=mixers[mode], ffn=ffn, norm=norm) for mode, ffn in zip(modes, ffns, strict=True))
-    spec = decoder(cfg, "glm_moe_dsa", layers, norm, known.context)
-    return replace(spec, mtp_layers=cfg.get("num_nextn_predict_layers", 0))
+    return decoder(cfg, "glm_moe_dsa", layers, norm, known.context)

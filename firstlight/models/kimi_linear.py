@@ -58,14 +58,21 @@ def delta_attention(cfg: Config, *, heads: int, lower_bound: float | None, norm_
     )
 
 
-def recurrent_layers(cfg: Config, num_layers: int) -> tuple[bool, ...]:
-    """Return which layers are KDA: 1-indexed lists or `layer_types`, else all but every fifth from layer 4."""
-    kinds = cfg.names("layer_types", num_layers, ("linear_attention", "full_attention"))
+def recurrent_layers(cfg: Config, kinds: tuple[str, ...] | None, usual: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return which layers are KDA: 1-indexed lists, or `layer_types` read as kinds, else the usual ones.
+
+    A list that is left out holds the layers that the other one does not name.
+    """
+    num_layers = len(usual)
     named = None if kinds is None else tuple(kind == "linear_attention" for kind in kinds)
     table = linear_config(cfg)
     kda, full = table.integers("kda_layers"), table.integers("full_attn_layers")
-    if kda is None or full is None:
-        return named or tuple(not (i and i % 4 == 0) for i in range(num_layers))
+    if kda is None and full is None:
+        return usual if named is None else named
+    kda, full = (
+        tuple(i for i in range(1, num_layers + 1) if i not in other) if one is None else one
+        for one, other in ((kda, full or ()), (full, kda or ()))
+    )
     if sorted(kda + full) != list(range(1, num_layers + 1)):
         raise FirstlightError(
             "kda_layers and full_attn_layers do not cover each layer once",
@@ -88,9 +95,10 @@ def arch(cfg: Config) -> ArchSpec:
     bound = linear_config(cfg).optional("gate_lower_bound", float)
     kda: Mixer = delta_attention(cfg, heads=32, lower_bound=bound, norm_eps=eps)
     full: Mixer = latent_attention(cfg, rope=False)
-    kinds, ffns = recurrent_layers(cfg, num_layers), feed_forwards(cfg, num_layers, known)
-    norm = Norm(eps=eps)
+    kinds = cfg.names("layer_types", num_layers, ("linear_attention", "full_attention"))
+    recurrent = recurrent_layers(cfg, kinds, tuple(not (i and i % 4 == 0) for i in range(num_layers)))
+    ffns, norm = feed_forwards(cfg, num_layers, known), Norm(eps=eps)
     layers = tuple(
-        Layer(mixer=kda if is_kda else full, ffn=ffn, norm=norm) for is_kda, ffn in zip(kinds, ffns, strict=True)
+        Layer(mixer=kda if is_kda else full, ffn=ffn, norm=norm) for is_kda, ffn in zip(recurrent, ffns, strict=True)
     )
     return decoder(cfg, "kimi_linear", layers, norm, known.context)

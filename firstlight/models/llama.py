@@ -47,6 +47,7 @@ def decoder(cfg: Config, model_type: str, layers: tuple[Layer, ...], norm: Norm,
         norm=norm,
         residual=PreNorm(),
         tie_word_embeddings=cfg.get("tie_word_embeddings", False),
+        mtp_layers=cfg.get("num_nextn_predict_layers", 0),
         dtype=cfg.get("dtype", "float32"),
     )
 

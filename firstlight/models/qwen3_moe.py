@@ -15,6 +15,8 @@ NAMES = DECODER
 def feed_forwards(cfg: Config, num_layers: int) -> tuple[FeedForward, ...]:
     """Return the feed-forward of each layer: experts every `decoder_sparse_step`-th layer, unless listed dense."""
     dense_layers = cfg.integers("mlp_only_layers") or ()
+    for layer in dense_layers:
+        cfg.at_most("mlp_only_layers", layer, "the last layer", num_layers - 1)
     step = cfg.positive("decoder_sparse_step", 1)
     count = cfg.positive("num_experts", 128)
     experts = MoE(

@@ -6,9 +6,11 @@ import hashlib
 import importlib
 import importlib.util
 import pkgutil
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from firstlight.errors import EXIT_MISSING_OPERATORS, FirstlightError, closest
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.names import NameMap
-from firstlight.spec.read import Config, text_config
+from firstlight.spec.read import Config, read_config
 
 ENTRY_POINT_GROUP = "firstlight.models"
 
@@ -56,7 +58,7 @@ def find_port(model_type: str, *, port_file: Path | None = None, where: str = "c
     name = ALIASES.get(model_type, model_type)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
-            return _port(name, entry.load(), f"entry point {entry.value}")
+            return _port(name, _loaded(entry), f"entry point {entry.value}")
     if name not in known_models():
         near = closest(name, known_models())
         raise FirstlightError(
@@ -82,6 +84,8 @@ def load_file(path: Path) -> ModuleType:
     assert spec.loader is not None, f"no loader for {path}"
     module = importlib.util.module_from_spec(spec)
     try:
+        # dataclasses look their module up by name
+        sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     except Exception as error:
         raise FirstlightError(
@@ -90,11 +94,33 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
+def _loaded(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        raise FirstlightError(
+            f"the installed port {entry.name} does not import",
+            where=f"entry point {entry.value}",
+            why=f"{type(error).__name__}: {error}",
+            fix="mend or uninstall that package, or --port FILE.py",
+        ) from error
+
+
 def _port(model_type: str, module: Any, origin: str) -> Port:
     missing = [name for name in ("arch", "NAMES") if not hasattr(module, name)]
     if missing:
         raise FirstlightError(
-            f"the port lacks {' and '.join(missing)}", where=origin, why="a port defines arch(cfg) and NAMES"
+            f"the port lacks {' and '.join(missing)}",
+            where=origin,
+            why="a port defines arch(cfg) and NAMES",
+            fix="define them; docs/port.md has a whole one",
+        )
+    if not callable(module.arch) or not isinstance(module.NAMES, NameMap):
+        raise FirstlightError(
+            "the port's arch is no function, or its NAMES no NameMap",
+            where=origin,
+            why="a port defines arch(cfg) and NAMES",
+            fix="NAMES = DECODER.extend({...}), from firstlight.spec.names",
         )
     return Port(model_type=model_type, arch=module.arch, names=module.NAMES, origin=origin)
 
@@ -106,14 +132,28 @@ def read_arch(
 
     Raises: FirstlightError on unknown keys (unless allowed) and on a quantised checkpoint.
     """
-    cfg = Config(text_config(raw), where=where)
+    cfg = read_config(raw, where=where)
     refuse_quantised(cfg)
     try:
         spec = port.arch(cfg)
     except FirstlightError:
         raise
-    except ValueError as error:
-        raise FirstlightError(str(error), where=where) from error
+    except Exception as error:
+        # a port is the user's own code, and anything can come out of it
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise FirstlightError(
+            f"the port of {port.model_type} fails: {type(error).__name__}: {error}",
+            where=f"{last.filename}:{last.lineno} in {last.name}, reading {where}",
+            why=f"arch(cfg) of {port.origin} raises it",
+            fix="mend the port, or what it reads of the config.json",
+        ) from error
+    if not isinstance(spec, ArchSpec):
+        raise FirstlightError(
+            f"the port of {port.model_type} returns {type(spec).__name__}, not an ArchSpec",
+            where=port.origin,
+            why="arch(cfg) returns the declaration of the model",
+            fix="return decoder(...) of firstlight.models.llama, or an ArchSpec",
+        )
     unknown = cfg.unknown()
     if unknown and not allow_unknown_keys:
         hints = [f"{key}{f' (nearest known: {near})' if near else ''}" for key, near in sorted(unknown.items())]

@@ -22,5 +22,10 @@ def quantity(value: float, unit: str) -> str:
     return f"{digits} {text[len(digits) :]}{unit}"
 
 
+def tokens(count: int) -> str:
+    """Return a context length: 4k, 128k, 1,000."""
+    return f"{count:,}" if count % 1024 else f"{count // 1024}k"
+
+
 def _digits(size: float) -> str:
     return f"{size:.0f}" if size >= 99.95 or size == int(size) else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"

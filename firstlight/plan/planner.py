@@ -97,6 +97,8 @@ class Plan:
                 Binding(**{**b, "rejected": tuple(Rejected(**r) for r in b.get("rejected", ()))})
                 for b in data["bindings"]
             )
+            # a list or an object in the place of a name
+            hash(bindings)
             rest = {
                 key: value
                 for key, value in data.items()
@@ -109,7 +111,7 @@ class Plan:
                 unknown_keys=tuple(data.get("unknown_keys", ())),
                 **rest,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise FirstlightError(
                 "this is not a plan", why=f"{type(error).__name__}: {error}", fix="firstlight plan --json > plan.json"
             ) from error
@@ -257,7 +259,7 @@ def read_parallel(text: str) -> tuple[dict[str, int], tuple[Refusal, ...]]:
     """Return (axis -> size, refusals) of a string such as "TP+EP" or "TP=1+CP". Raises: FirstlightError."""
     sizes = dict.fromkeys(AXES, 1)
     refused = []
-    for word in filter(None, (part.strip() for part in text.split("+"))):
+    for word in (part.strip() for part in text.split("+") if text):
         axis, _, size = word.partition("=")
         axis = axis.upper()
         if axis not in AXES:

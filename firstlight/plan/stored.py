@@ -21,7 +21,11 @@ def read_plan(path: Path, arch: ArchSpec, table: OperatorTable) -> Plan:
     where = str(path)
     if not path.is_file():
         raise FirstlightError("no such plan", where=where, why="there is no file of that name", fix=FIX)
-    plan = Plan.from_dict(load_json(path))
+    try:
+        plan = Plan.from_dict(load_json(path, fix=FIX))
+    except FirstlightError as error:
+        error.where = error.where or where
+        raise
     if (plan.model_type, plan.num_layers) != (arch.model_type, len(arch.layers)):
         raise FirstlightError(
             f"the plan is for {plan.model_type} with {plan.num_layers} layers",
@@ -31,6 +35,7 @@ def read_plan(path: Path, arch: ArchSpec, table: OperatorTable) -> Plan:
         )
     if not isinstance(plan.parallel, dict):
         raise FirstlightError("this is not a plan", where=where, why='"parallel" maps axes to sizes', fix=FIX)
+    _check_device(plan.device, where)
     usual = Planner(arch, table).build(graph_mode=plan.graph_mode)
     _check_bindings(plan, usual, where)
     for binding in plan.bindings:
@@ -41,6 +46,21 @@ def read_plan(path: Path, arch: ArchSpec, table: OperatorTable) -> Plan:
             "the plan asks for graph_mode", where=where, why=usual.refused[0].reason, fix='"graph_mode": false'
         )
     return plan
+
+
+def _check_device(device: str, where: str) -> None:
+    import torch
+
+    here = ["cpu"]
+    if torch.cuda.is_available():
+        here += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if device not in here:
+        raise FirstlightError(
+            f"the plan is for device {device!r}",
+            where=where,
+            why=f"this machine has {', '.join(here)}",
+            fix='"device": "cpu"',
+        )
 
 
 def _check_bindings(plan: Plan, usual: Plan, where: str) -> None:

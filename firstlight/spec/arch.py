@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
+from firstlight.errors import FirstlightError
 from firstlight.spec.feedforward import FeedForward
 from firstlight.spec.mixers import Mixer, MLAttention
 from firstlight.spec.norm import Norm
@@ -62,7 +63,7 @@ class ArchSpec:
     """A decoder-only language model.
 
     model_type: name of the port. mtp_layers: multi-token-prediction layers in the checkpoint, not run.
-    Raises: ValueError where layers contradict each other (a first layer with a shared index).
+    Raises: FirstlightError where layers contradict each other (a first layer with a shared index).
     """
 
     model_type: str
@@ -81,7 +82,12 @@ class ArchSpec:
         for i, layer in enumerate(self.layers):
             indexer = layer.mixer.indexer if isinstance(layer.mixer, MLAttention) else None
             if indexer and indexer.mode == "shared" and not seen_full:
-                raise ValueError(f"layer {i} shares an index selection, but no earlier layer owns an indexer")
+                raise FirstlightError(
+                    f"layer {i} shares an index selection, but no earlier layer owns an indexer",
+                    where="indexer_types and layer_types",
+                    why="a shared selection is that of the last layer that scores by itself",
+                    fix="compare with the config.json of the release",
+                )
             seen_full |= bool(indexer and indexer.mode == "full")
 
     def operators(self) -> tuple[str, ...]:

@@ -13,12 +13,11 @@ from typing import Any, Literal, Protocol
 
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.bind import BindContext
-from firstlight.spec.cost import cost
+from firstlight.spec.cost import contexts, cost
 from firstlight.spec.parts import Part, parts, where
 
 Status = Literal["reuse", "modify", "new"]
 
-CONTEXT = 4096  # tokens at which the share of FLOPs is told
 REFERENCE = "ref"
 STAGES = ("prefill", "decode")
 
@@ -50,7 +49,10 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One part of a model and what it takes to run it. bodies: "operator/body", best that fits. flops_share: at 4k."""
+    """One part of a model and what it takes to run it. bodies: "operator/body", best that fits.
+
+    flops_share: at the shortest context of cost.contexts.
+    """
 
     part: str
     where: str
@@ -108,7 +110,7 @@ def _cells(item: Item) -> tuple[str, ...]:
 def checklist(arch: ArchSpec, table: Table, *, device: str = "cpu", dtype: str | None = None) -> Checklist:
     """Return what can be reused of an operator table. dtype None: that of the config."""
     dtype = dtype or arch.dtype
-    costs = cost(arch, context=CONTEXT)
+    costs = cost(arch, context=contexts(arch)[0])
     items = tuple(
         _item(part, table, device, dtype, where(part.places, len(arch.layers)), costs.flops_share(part.label))
         for part in parts(arch)

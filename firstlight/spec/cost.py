@@ -85,6 +85,11 @@ class Cost:
         return asdict(self)
 
 
+def contexts(arch: ArchSpec) -> tuple[int, ...]:
+    """Return the contexts at which costs are told: 4k and 128k, or the longest that the model takes."""
+    return tuple(sorted({min(context, arch.max_position_embeddings) for context in (4096, 131072)}))
+
+
 def cost(
     arch: ArchSpec,
     *,
@@ -93,15 +98,16 @@ def cost(
     caches: CacheDtypes | None = None,
     mla: MlaForm = "absorbed",
 ) -> Cost:
-    """Return the cost of a model. dtype None: that of the config; caches None: the usual formats.
+    """Return the cost of a model. dtype None: that of the config; caches None: that dtype, states in float32.
 
     Raises: ValueError for an unknown dtype or context < 1.
     """
-    dtype, caches = dtype or arch.dtype, caches or CacheDtypes()
+    dtype = dtype or arch.dtype
     if dtype not in DTYPE_BYTES or context < 1:
         raise ValueError(
             f"no cost for dtype={dtype!r} at context={context}: dtypes are {', '.join(DTYPE_BYTES)}, context is >= 1"
         )
+    caches = caches or CacheDtypes(kv=dtype, index=dtype)
     per_layer = [Tally() for _ in arch.layers]
     shares = []
     for part in parts(arch):

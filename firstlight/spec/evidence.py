@@ -87,9 +87,12 @@ class Evidence:
             lines.append(
                 f"nearest: {near.model_type}, likeness {near.score:.2f}{f' (then {others})' if others else ''}"
             )
+        # what nobody recognises is said once, with its value
+        odd = {re.split(r"[.=]| = ", word.removeprefix("tensor "))[0] for word in self.unrecognised}
+        odd |= {word.removeprefix("tensor ") for word in self.unrecognised}
         for title, names in (
-            ("keys no port reads", self.unread_keys),
-            ("tensors no port covers", self.uncovered_patterns),
+            ("keys no port reads", tuple(key for key in self.unread_keys if key not in odd)),
+            ("tensors no port covers", tuple(name for name in self.uncovered_patterns if name not in odd)),
             ("operators lacking", self.lacking_operators),
             ("unrecognised", self.unrecognised),
             ("note", self.notes),
@@ -135,7 +138,7 @@ def recognise(
         ranking=tuple((near.model_type, near.score) for near in ranked[:3]),
         unread_keys=tuple(sorted(key for key in _telling(raw) if key not in read)),
         uncovered_patterns=tuple(
-            sorted(p for p, name in patterns.items() if p not in covered and not _skipped(name, known))
+            sorted(numbered(name) for p, name in patterns.items() if p not in covered and not _skipped(name, known))
         ),
         lacking_operators=tuple(name for name in hinted if name not in have),
         unrecognised=_unrecognised(facts, patterns),
@@ -145,7 +148,12 @@ def recognise(
 
 def tensor_pattern(name: str) -> str:
     """Return a tensor name without its container prefix, its numbers replaced by {n}."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{n}", CONTAINERS.sub("", name))
+    return numbered(CONTAINERS.sub("", name))
+
+
+def numbered(name: str) -> str:
+    """Return a tensor name with its numbers replaced by {n}."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{n}", name)
 
 
 def config_facts(raw: dict[str, Any]) -> dict[str, str]:
@@ -182,13 +190,13 @@ def _split_layers(names: Sequence[str], raw: dict[str, Any]) -> tuple[list[str],
     return inner, beyond
 
 
-def _findings(raw: dict[str, Any], facts: Mapping[str, str], patterns: Collection[str]) -> tuple[Finding, ...]:
+def _findings(raw: dict[str, Any], facts: Mapping[str, str], patterns: Mapping[str, str]) -> tuple[Finding, ...]:
     found = []
     for clue in CLUES:
         if any(raw.get(key) is not None for key in clue.unless):
             continue
         sources = dict.fromkeys(shown for fact, shown in facts.items() if _explains(clue, fact) and _speaks(raw, fact))
-        sources |= dict.fromkeys(f"tensor {pattern}" for pattern in sorted(patterns) if _covers(clue, pattern))
+        sources |= dict.fromkeys(f"tensor {numbered(patterns[p])}" for p in sorted(patterns) if _covers(clue, p))
         if sources:
             found.append(
                 Finding(part=clue.part, meaning=clue.meaning, sources=tuple(sources), operators=clue.operators)
@@ -209,12 +217,13 @@ def _speaks(raw: dict[str, Any], fact: str) -> bool:
     return fact not in raw or bool(raw[fact])
 
 
-def _unrecognised(facts: Mapping[str, str], patterns: Collection[str]) -> tuple[str, ...]:
+def _unrecognised(facts: Mapping[str, str], patterns: Mapping[str, str]) -> tuple[str, ...]:
     unknown = [fact for fact in facts if not any(_explains(clue, fact) for clue in CLUES)]
     # what stands inside an unrecognised object says nothing more
     told = [fact for fact in unknown if fact.split(".")[0] not in unknown or "." not in fact]
     keys = [facts[fact] for fact in told if re.split(r"[.=]", fact)[0] not in HARMLESS]
-    return (*keys, *(f"tensor {p}" for p in sorted(patterns) if not any(_covers(clue, p) for clue in CLUES)))
+    odd = [p for p in sorted(patterns) if not any(_covers(clue, p) for clue in CLUES)]
+    return (*keys, *(f"tensor {numbered(patterns[p])}" for p in odd))
 
 
 def _skipped(name: str, known: Mapping[str, KnownPort]) -> bool:

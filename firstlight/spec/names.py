@@ -78,12 +78,14 @@ class NameMap:
 
     def candidates(self, name: str) -> list[Candidate]:
         """Return every spelling of one of our parameter names, most preferred first; empty if no rule fits."""
-        best: tuple[int, re.Match[str], Rule] | None = None
+        best: tuple[tuple[int, int], re.Match[str], Rule] | None = None
         for key, rule in self.rules.items():
             pattern = re.escape(key).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{e\}", r"(?P<e>\d+)")
             match = re.match(pattern + r"(?P<rest>$|\..*)", name)
-            if match and (best is None or len(key) > best[0]):
-                best = (len(key), match, rule)
+            # the longest prefix wins, and of two that cover the same the one with fewer placeholders
+            covered = (len(name) - len(match["rest"]), -key.count("{")) if match else (0, 0)
+            if match and (best is None or covered > best[0]):
+                best = (covered, match, rule)
         return [] if best is None else self._expand(best[1], best[2])
 
     def _expand(self, match: re.Match[str], rule: Rule) -> list[Candidate]:

@@ -7,6 +7,7 @@ transformers spell the same fact differently; the spellings are aliases here, ne
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_nextn_predict_layers": ("num_mtp_layers",),
     "scoring_func": ("moe_router_activation_func",),
 }
+
+# canonical word of a per-layer list -> the same in older files
+OLD_WORDS = {"deepseek_sparse_attention": "indexed_attention"}
+
+# characters of a value in a message
+SHOWN = 80
+
+# beyond every size, count and position of a model; a layer costs memory as soon as it is declared
+LIMIT = 2**31
+LIMITS = {"num_hidden_layers": 100_000}
 
 # keys that change nothing at inference, or that repeat what other keys fix
 HARMLESS = frozenset(
@@ -70,14 +81,22 @@ class Config:
         )
 
     def get(self, key: str, default: T) -> T:
-        """Return a value of default's type, or default where the key is absent or null. Raises: FirstlightError."""
+        """Return a value of default's type, not negative, or default where absent or null. Raises: FirstlightError."""
         found = self._find(key)
-        return default if found is None else self._typed(found[0], found[1], type(default))
+        if found is None:
+            return default
+        value = self._typed(found[0], found[1], type(default))
+        if not isinstance(value, str) and value < 0:
+            raise self.wrong(f"{found[0]} must not be negative, got {value}")
+        return value
 
     def optional(self, key: str, kind: type[T]) -> T | None:
-        """Return a value of that type, or None where the key is absent or null."""
+        """Return a value of that type, an integer > 0, or None where the key is absent or null."""
         found = self._find(key)
-        return None if found is None else self._typed(found[0], found[1], kind)
+        if found is None:
+            return None
+        value = self._typed(found[0], found[1], kind)
+        return self._positive(found[0], value) if kind is int else value
 
     def require(self, key: str, kind: type[T]) -> T:
         """Return a value that must be there. Raises: FirstlightError."""
@@ -94,23 +113,26 @@ class Config:
 
     def positive(self, key: str, default: int | None = None) -> int:
         """Return an integer > 0."""
-        value = self.require(key, int) if default is None else self.get(key, default)
-        if value <= 0:
-            raise FirstlightError(
-                f"{self.prefix}{key} must be positive, got {value}",
-                where=self.where,
-                fix="compare with the config.json of the release",
-            )
+        return self.require(key, int) if default is None else self._positive(key, self.get(key, default))
+
+    def above_zero(self, key: str) -> float:
+        """Return a number > 0 that must be there."""
+        return self._positive(key, self.require(key, float))
+
+    def _positive(self, key: str, value: T) -> T:
+        if not isinstance(value, str) and value <= 0:
+            raise self.wrong(f"{key} must be positive, got {value}")
         return value
+
+    def wrong(self, what: str) -> FirstlightError:
+        """Return the error for a value that no release has. what: begins with the key."""
+        fix = "compare with the config.json of the release"
+        return FirstlightError(f"{self.prefix}{what}", where=self.where, fix=fix)
 
     def at_most(self, key: str, value: int, limit_key: str, limit: int) -> int:
         """Return value. Raises: FirstlightError if it exceeds the limit that another key sets."""
         if value > limit:
-            raise FirstlightError(
-                f"{key}={value} exceeds {limit_key}={limit}",
-                where=self.where,
-                fix="compare with the config.json of the release",
-            )
+            raise self.wrong(f"{key}={value} exceeds {limit_key}={limit}")
         return value
 
     def integers(self, key: str) -> tuple[int, ...] | None:
@@ -119,11 +141,9 @@ class Config:
         self.read.add(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(
-            isinstance(item, int) and not isinstance(item, bool) for item in value
-        ):
-            raise FirstlightError(f"{self.prefix}{key} must list whole numbers, got {value!r}", where=self.where)
-        return tuple(value)
+        if not isinstance(value, list):
+            raise self.wrong(f"{key} must list whole numbers, got {shown(value)}")
+        return tuple(self._typed(f"{key}[{i}]", item, int) for i, item in enumerate(value))
 
     def section(self, key: str, keys: Collection[str]) -> Config:
         """Return a nested object as a config, empty where absent. Raises: FirstlightError on a key not in keys."""
@@ -166,12 +186,13 @@ class Config:
             raise FirstlightError(
                 f"{key} must list {count} layers", where=self.where, why=f"num_hidden_layers={count}, got {value!r}"
             )
-        for i, word in enumerate(value[:count]):
+        words = [OLD_WORDS.get(word, word) if isinstance(word, str) else word for word in value[:count]]
+        for i, word in enumerate(words):
             if word not in allowed:
                 raise FirstlightError(
                     f"{key}[{i}] = {word!r} is not known", where=self.where, why=f"known: {', '.join(allowed)}"
                 )
-        return tuple(value[:count])
+        return tuple(words)
 
     def expect(self, key: str, *allowed: Any) -> None:
         """Check that a key, where present, has one of the values the port was written for. Raises: FirstlightError."""
@@ -200,9 +221,14 @@ class Config:
 
     def _typed(self, name: str, value: Any, kind: type[T]) -> T:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return kind(value)
+            value = kind(value) if abs(value) < 2**63 else math.inf
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise FirstlightError(f"{self.prefix}{name} must be {kind.__name__}, got {value!r}", where=self.where)
+            raise FirstlightError(f"{self.prefix}{name} must be {kind.__name__}, got {shown(value)}", where=self.where)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.wrong(f"{name} must be a finite number")
+        limit = LIMITS.get(name, LIMIT)
+        if isinstance(value, int) and abs(value) >= limit:
+            raise self.wrong(f"{name} must be below {limit:,}, got {shown(value)}")
         return value
 
     def unknown(self) -> dict[str, str | None]:
@@ -223,6 +249,8 @@ class Config:
         thetas = [*nested, *([] if top is None else [top])]
         if len(set(thetas)) > 1:
             raise self.contradiction({"rope_theta": top, **{key: self.raw[key] for key in given}})
+        for value in thetas:
+            self._positive("rope_theta", value)
         chosen = "half" if layout == "half" else "interleave"
         scaling = scalings[given[0]] if given else None
         return Rope(theta=thetas[0] if thetas else theta, dim=dim, layout=chosen, scaling=scaling)  # type: ignore[arg-type]
@@ -257,10 +285,10 @@ def rope_scaling(table: Config, context: int) -> Yarn | Llama3Scaling | LinearSc
     table.expect("partial_rotary_factor", 1)
     kind, original = table.get("rope_type", "default"), table.get("original_max_position_embeddings", context)
     if kind == "linear":
-        return LinearScaling(factor=table.require("factor", float))
+        return LinearScaling(factor=table.above_zero("factor"))
     if kind == "llama3":
-        low, high = table.require("low_freq_factor", float), table.require("high_freq_factor", float)
-        factor = table.require("factor", float)
+        low, high = table.above_zero("low_freq_factor"), table.above_zero("high_freq_factor")
+        factor = table.above_zero("factor")
         return Llama3Scaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original)
     return yarn(table, original) if kind == "yarn" else None
 
@@ -268,7 +296,7 @@ def rope_scaling(table: Config, context: int) -> Yarn | Llama3Scaling | LinearSc
 def yarn(table: Config, original: int) -> Yarn:
     """Return a Yarn noun from a rope table; absent keys take the defaults of the paper."""
     return Yarn(
-        factor=table.require("factor", float),
+        factor=table.above_zero("factor"),
         original_max_position=original,
         beta_fast=table.get("beta_fast", 32.0),
         beta_slow=table.get("beta_slow", 1.0),
@@ -279,8 +307,17 @@ def yarn(table: Config, original: int) -> Yarn:
     )
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises: FirstlightError if absent, unreadable, broken or not an object."""
+def shown(value: object) -> str:
+    """Return a value of a config.json as text, a long one cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def load_json(path: Path, *, fix: str = "download the file again") -> dict[str, Any]:
+    """Return the object in a JSON file. fix: what helps where it is broken.
+
+    Raises: FirstlightError if absent, unreadable, broken or not an object.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -297,16 +334,14 @@ def load_json(path: Path) -> dict[str, Any]:
             why=error.strerror or str(error),
             fix=f"give this user read access to {path}",
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FirstlightError(
-            f"{path.name} is not valid JSON", where=str(path), why=str(error), fix="download the file again"
-        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FirstlightError(f"{path.name} is not valid JSON", where=str(path), why=str(error), fix=fix) from None
     if not isinstance(raw, dict):
         raise FirstlightError(
             f"{path.name} holds {type(raw).__name__}, not an object",
             where=str(path),
             why="keys and their values are read from it: {...}",
-            fix="download the file again",
+            fix=fix,
         )
     return raw
 
@@ -318,3 +353,14 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any]:
         return dict(raw)
     beside = {key: value for key, value in raw.items() if key != "text_config"}
     return {**beside, **nested, "model_type": raw.get("model_type", nested.get("model_type"))}
+
+
+def read_config(raw: dict[str, Any], *, where: str) -> Config:
+    """Return the text tower as a config. Raises: FirstlightError where a key beside text_config contradicts it."""
+    cfg = Config(text_config(raw), where=where)
+    nested = raw.get("text_config")
+    for key, value in nested.items() if isinstance(nested, dict) else ():
+        beside = raw.get(key)
+        if key not in HARMLESS and None not in (beside, value) and beside != value:
+            raise cfg.contradiction({key: beside, f"text_config.{key}": value})
+    return cfg

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,6 +89,16 @@ def load_fast(path: Path) -> FastBackend:
         ) from error
 
 
+@contextmanager
+def _silent(logging: Any) -> Iterator[None]:
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def load_other(folder: Path) -> Backend:
     """Return the backend that transformers makes of a folder without tokenizer.json. Raises: FirstlightError."""
     try:
@@ -100,7 +111,9 @@ def load_other(folder: Path) -> Backend:
             fix="pip install transformers, or add a tokenizer.json to the folder",
         ) from None
     try:
-        library = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # it warns of every model_type that it does not know
+        with _silent(transformers.logging):
+            library = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
         # anything can come out of the conversion of a foreign format
         cause = (str(error).splitlines() or [""])[0]

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from firstlight.layers.context import LayerContext, Ops
 from firstlight.layers.indexer import IndexLayer
 from firstlight.layers.moe import RouterLayer
-from firstlight.verify.difference import Difference, difference, judge
+from firstlight.verify.choices import Choices, Verdict, judge_routing, judge_selection, visible
+from firstlight.verify.difference import FAILED, Difference, difference, judge
 from firstlight.verify.oracle import Call, Trace, tensors
 from firstlight.verify.report import Check, Kind
-from firstlight.verify.ties import choice_scores, index_scores, positions_of, tied
+
+# what a module raises on inputs that its declaration does not fit
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 class LayerComparison:
@@ -31,6 +34,7 @@ class LayerComparison:
         self, index: int, layer: nn.Module, trace: Trace, context: Callable[[], LayerContext], tolerance: float
     ) -> None:
         self.index, self.layer, self.trace, self.context, self.tolerance = index, layer, trace, context, tolerance
+        self.choices = Choices.of(layer, trace)
         self.checks: list[Check] = []
 
     def run(self) -> list[Check]:
@@ -47,23 +51,38 @@ class LayerComparison:
         if takes is None or len(call.inputs) < takes:
             return
         ctx = self.context()
-        recorded = RecordingOps(ctx.ops)
+        chooses = isinstance(module, (IndexLayer, RouterLayer))
+        # a chooser is judged by its own choice, what comes after it by the reference's where they tie
+        recorded = RecordingOps(ctx.ops if chooses else self.choices.follow(ctx.ops))
         ctx = LayerContext(recorded, ctx.rows, ctx.cache, ctx.scratch)
         last = recorded if list(inspect.signature(module.forward).parameters)[-1] == "ops" else ctx
-        with torch.inference_mode():
-            ours = tensors(module(*call.inputs[:takes], last))
+        try:
+            with torch.inference_mode():
+                ours = tensors(module(*call.inputs[:takes], last))
+        except MISFITS as error:
+            self._add(path, "module", FAILED, call.name, note=f"cannot run on the reference's input: {error}")
+            return
         if isinstance(module, RouterLayer):
             self._router(path, ours, call, recorded)
         elif isinstance(module, IndexLayer):
-            self._selection(path, ours[0], call, recorded, ctx)
+            self._selection(path, ours[0], call, recorded)
         else:
             self._tensors(path, ours, call)
         if path == "mixer":
             self._states(ctx, call.name)
 
     def _tensors(self, path: str, ours: tuple[Tensor, ...], call: Call) -> None:
-        for tensor, theirs in counterparts(ours, call.outputs):
-            self._add(path, "layer" if path == "" else "module", difference(tensor, theirs), call.name)
+        pairs = [(tensor, theirs, difference(tensor, theirs)) for tensor, theirs in counterparts(ours, call.outputs)]
+        for _, _, found in pairs:
+            self._add(path, "layer" if path == "" else "module", found, call.name, note=self._layer_note(path, found))
+
+    def _layer_note(self, path: str, found: Difference) -> str:
+        """Return which counterparts were taken, where a layer is wrong though all its modules are right."""
+        inner = [c for c in self.checks if c.kind in ("module", "selection")]
+        if path or found.relative <= self.tolerance or not all(check.passed for check in inner):
+            return ""
+        direct = [f"{c.module} = {c.reference.rpartition('.')[2]}" for c in inner if "." not in c.module]
+        return "each module equals what the name map makes its counterpart: " + ", ".join(dict.fromkeys(direct))
 
     def _states(self, ctx: LayerContext, name: str) -> None:
         for state, theirs in self.trace.states.items():
@@ -75,47 +94,25 @@ class LayerComparison:
                 self._add(f"mixer.{state}", "state", difference(ours, kept), f"{name} cache")
 
     def _router(self, path: str, ours: tuple[Tensor, ...], call: Call, recorded: RecordingOps) -> None:
-        pairs = [
-            (w, i)
-            for i in call.outputs
-            if not i.is_floating_point()
-            for w in call.outputs
-            if w.is_floating_point() and w.shape == i.shape
-        ]
-        if not pairs:
+        if self.choices.routing is None:
             return
         args, options = recorded.calls["router"]
-        scores_TE = choice_scores(*args, **options)
-        their_weights, their_ids = pairs[0]
-        mine, other = (dense(w, i, scores_TE.shape[1]) for w, i in ((ours[0], ours[1]), (their_weights, their_ids)))
-        same = torch.tensor(
-            [tied(s, set(a.tolist()), set(b.tolist())) for s, a, b in zip(scores_TE, ours[1], their_ids, strict=True)]
-        )
-        differs = (mine != 0) != (other != 0)
-        ties = differs.any(1) & same
-        found = difference(mine[~ties], other[~ties])
-        self._add(
-            path, "module", found, call.name, note=f"{int(ties.sum())} tokens chose among ties" if ties.any() else ""
-        )
+        weights_TK, ids_TK = self.choices.routing
+        verdict = judge_routing(ours[1], ids_TK, *args, **options)
+        kept = torch.ones(len(ids_TK), dtype=torch.bool)
+        kept[list(verdict.tied)] = False
+        num_experts = args[1].shape[0]
+        found = difference(dense(ours[0], ours[1], num_experts)[kept], dense(weights_TK, ids_TK, num_experts)[kept])
+        note = f"{len(verdict.wrong)} of {len(ids_TK)} tokens go to other experts" if verdict.wrong else ""
+        self._add(path, "module", found, call.name, note=note or ties(verdict))
 
-    def _selection(self, path: str, slots_TK: Tensor, call: Call, recorded: RecordingOps, ctx: LayerContext) -> None:
-        found = [t for t in call.outputs if not t.is_floating_point() and t.ndim == 2]
-        if not found:
+    def _selection(self, path: str, slots_TK: Tensor, call: Call, recorded: RecordingOps) -> None:
+        if self.choices.selection_TK is None:
             return
-        args, options = recorded.calls["index_topk"]
-        pool = options.get("pool_size", 1)
-        scores_TS = index_scores(args[0], args[1], args[2], args[3])
-        wrong, kept, total = [], 0, 0
-        for t, (mine, theirs) in enumerate(
-            zip(index_sets(positions_of(slots_TK, ctx.cache.pages["latent"])), index_sets(found[0]), strict=True)
-        ):
-            # the reference lists tokens after t where it has too few, and masks them later
-            theirs = {position for position in theirs if position <= t}
-            kept, total = kept + len(mine & theirs), total + len(theirs)
-            groups = [{position // pool for position in side} for side in (mine, theirs)]
-            if mine != theirs and not (max(groups[0] | groups[1]) < scores_TS.shape[1] and tied(scores_TS[t], *groups)):
-                wrong.append(t)
-        recall = kept / total if total else 1.0
+        (q, weights, keys, rows, latent), options = recorded.calls["index_topk"]
+        theirs_TK = visible(self.choices.selection_TK, rows)
+        found = judge_selection(slots_TK, theirs_TK, q, weights, keys, rows, latent, **options)
+        wrong = found.wrong
         self.checks.append(
             Check(
                 layer=self.index,
@@ -126,9 +123,9 @@ class LayerComparison:
                 tolerance=0.0,
                 passed=not wrong,
                 position=wrong[0] if wrong else None,
-                recall=recall,
+                recall=found.recall,
                 reference=call.name,
-                note=f"{len(wrong)} of {len(slots_TK)} tokens select other entries" if wrong else "",
+                note=f"{len(wrong)} of {len(slots_TK)} tokens select other entries" if wrong else ties(found),
             )
         )
 
@@ -137,6 +134,11 @@ class LayerComparison:
             found, layer=self.index, module=path, kind=kind, tolerance=self.tolerance, reference=reference, note=note
         )
         self.checks.append(check)
+
+
+def ties(verdict: Verdict) -> str:
+    """Return a note on tokens that chose differently among equals."""
+    return f"{len(verdict.tied)} tokens chose among ties" if verdict.tied else ""
 
 
 def counterparts(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
@@ -195,8 +197,3 @@ def dense(weights_TK: Tensor, ids_TK: Tensor, num_experts: int) -> Tensor:
     """Return the routing weights as [T, E], zero where an expert was not chosen."""
     out = torch.zeros(ids_TK.shape[0], num_experts)
     return out.scatter_(1, ids_TK.long(), weights_TK.float())
-
-
-def index_sets(positions_TK: Tensor) -> list[set[int]]:
-    """Return a selection as a set of positions per token, padding dropped."""
-    return [{position for position in row if position >= 0} for row in positions_TK.tolist()]

@@ -17,7 +17,7 @@ from firstlight.errors import FirstlightError
 from firstlight.plan.explain import MemoryEstimate, PlanRow, fold, memory
 from firstlight.plan.planner import Plan
 from firstlight.spec.checklist import Checklist, checklist
-from firstlight.spec.cost import Cost, cost
+from firstlight.spec.cost import Cost, contexts, cost
 from firstlight.verify.environment import Environment, environment
 from firstlight.verify.report import VerifyReport
 from firstlight.verify.run import TOLERANCE, VerifyOptions, verify
@@ -25,7 +25,6 @@ from firstlight.verify.steps import Facts, Step, mission_steps
 from firstlight.verify.summary import repro
 from firstlight.weights.report import LoadReport
 
-CONTEXTS = (4096, 131072)
 PROMPT = "At first light"
 
 
@@ -130,7 +129,7 @@ def run_day0(declared: Declared, plan: Plan, options: Day0Options, progress: Pro
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         steps=mission_steps(facts),
         checklist=parts,
-        costs=tuple(cost(arch, context=n, dtype=dtype, caches=plan.precision.cache_dtypes()) for n in CONTEXTS),
+        costs=tuple(cost(arch, context=n, dtype=dtype, caches=plan.precision.cache_dtypes()) for n in contexts(arch)),
         plan=plan,
         rows=fold(plan, arch),
         memory=memory(plan, arch),

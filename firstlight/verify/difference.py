@@ -20,6 +20,10 @@ class Difference:
     growth: float | None
 
 
+# what could not be computed at all
+FAILED = Difference(error=float("inf"), relative=float("inf"), position=None, growth=None)
+
+
 def difference(ours: Tensor, theirs: Tensor) -> Difference:
     """Return how far two tensors of one shape are apart; infinite where either is not finite.
 

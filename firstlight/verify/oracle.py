@@ -34,9 +34,13 @@ Visit = Callable[[int | None, Trace], None]
 
 
 class Oracle(Protocol):
-    """A reference that runs a sequence and shows every layer as it passes."""
+    """A reference that runs a sequence and shows every layer as it passes.
+
+    independent: it has a declaration of its own, so that equality proves ours.
+    """
 
     description: str
+    independent: bool
 
     def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor:
         """Run the model; call visit after each of `layers` and at the end with None. Return logits [T, V]."""

@@ -35,6 +35,7 @@ class HFOracle:
     def __init__(self, folder: Path, plan: LoadPlan, num_layers: int) -> None:
         transformers = require_transformers()
         self.description = f"transformers {transformers.__version__}"
+        self.independent = True
         self.checkpoint = Checkpoint.open(folder)
         self.model = build_model(folder)
         self.names = ParameterNames(self.model, self.checkpoint)
@@ -100,6 +101,7 @@ class HFOracle:
         if path == "embed" and self.blocks["head"] == "":
             # a tied head shares the embedding's weight, which must outlive the layers
             self.names.load(name)
+            self.model.get_output_embeddings().weight = module.weight
             return []
 
         def before(owner: nn.Module, args: Any) -> None:

@@ -18,8 +18,8 @@ from firstlight.ops.registry import OperatorTable
 from firstlight.ops.rows import Rows
 from firstlight.plan.planner import Plan
 from firstlight.spec.caches import CacheDtypes
+from firstlight.verify.choices import positions_of
 from firstlight.verify.oracle import Call, Recorder, Trace, Visit
-from firstlight.verify.ties import positions_of
 
 Loaded = Callable[[str], AbstractContextManager[None]]
 
@@ -29,6 +29,7 @@ class RefOracle:
 
     def __init__(self, model: Decoder, plan: Plan, table: OperatorTable, loaded: Loaded) -> None:
         self.description = "firstlight reference operators (ref.py, fp32)"
+        self.independent = False
         self.notices: tuple[str, ...] = ()
         self.model, self.loaded = model, loaded
         self.bound = BoundPlan(plan.with_impl("ref", "the reference"), table)

@@ -44,7 +44,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Every check of one verification, in the order of the forward pass."""
+    """Every check of one verification, in the order of the forward pass.
+
+    independent: the reference has a declaration of its own; without one the bodies are proven, the port is not.
+    """
 
     model: str
     model_type: str
@@ -58,6 +61,14 @@ class VerifyReport:
     versions: dict[str, str]
     notices: tuple[str, ...] = ()
     unknown_keys: tuple[str, ...] = ()
+    independent: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """What the checks show, in a few words."""
+        if not self.passed:
+            return "differs from its reference"
+        return "equal to its reference" if self.independent else "bodies equal their reference; the port is unproven"
 
     @property
     def passed(self) -> bool:

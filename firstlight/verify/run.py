@@ -22,15 +22,19 @@ from firstlight.layers.parameter import targets
 from firstlight.ops.rows import Rows
 from firstlight.plan.planner import Plan
 from firstlight.quant.policy import PrecisionPolicy
-from firstlight.spec.mixers import DeltaRule, Mixer, MLAttention
-from firstlight.verify.compare import LayerComparison
-from firstlight.verify.difference import Difference, difference, judge
+from firstlight.spec.arch import Layer
+from firstlight.spec.feedforward import MoE
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mixer, MLAttention
+from firstlight.verify.choices import Choices
+from firstlight.verify.compare import MISFITS, LayerComparison
+from firstlight.verify.difference import FAILED, Difference, difference, judge
 from firstlight.verify.oracle import Call, Oracle, Trace
 from firstlight.verify.oracle_hf import HFOracle
 from firstlight.verify.oracle_ref import RefOracle, layer_memory
 from firstlight.verify.report import Check, Kind, VerifyReport
 from firstlight.weights.checkpoint import Checkpoint
 from firstlight.weights.load import load_into, resolve, unload
+from firstlight.weights.loadplan import below
 
 # fp32 sums of a few thousand terms: 2^-24 * sqrt(4096) = 4e-6, with room for two orders of summation
 TOLERANCE = 1e-5
@@ -68,6 +72,7 @@ class Verification:
         self.num_tokens = self._num_tokens()
         self.rows = Rows.of([(0, self.num_tokens)])
         self.checks: list[Check] = []
+        self.notices: dict[str, None] = dict.fromkeys(self.checkpoint.notices)
         self.forced, self.own = Scratch(), Scratch()
         self.x: Tensor | None = None
 
@@ -84,20 +89,22 @@ class Verification:
         if self.x is not None:
             self._logits(logits)
         failed = any(not check.passed for check in self.checks)
-        notice = oracle.contradiction(ids_T, logits) if failed else ""
+        if failed and (contradiction := oracle.contradiction(ids_T, logits)):
+            self.notices.setdefault(contradiction)
         self.checkpoint.close()
         return VerifyReport(
             model=self.declared.source.name,
             model_type=self.declared.arch.model_type,
             port=self.declared.port.origin,
             reference=oracle.description,
+            independent=oracle.independent,
             dtype="float32",
             num_tokens=self.num_tokens,
             layers=tuple(self.layers),
             checks=tuple(self.checks),
             seconds=time.perf_counter() - began,
             versions=versions(),
-            notices=(*self.checkpoint.notices, *([notice] if notice else [])),
+            notices=tuple(self.notices),
             unknown_keys=self.declared.unknown_keys,
         )
 
@@ -115,13 +122,21 @@ class Verification:
                 lambda: self._context(index, self.forced),
                 self.options.tolerance,
             )
-            found = comparison.run()
-            self.checks += found
-            self._split(index, trace)
-            if self.x is not None:
-                with torch.inference_mode():
-                    self.x = self.model.layers[index](self.x, self._context(index, self.own))
+            self.checks += comparison.run()
+            self._split(index, trace, comparison.choices)
+            self._own_pass(index, comparison.choices)
         self.progress(index)
+
+    def _own_pass(self, index: int, choices: Choices) -> None:
+        if self.x is None:
+            return
+        ctx = self._context(index, self.own)
+        try:
+            with torch.inference_mode():
+                self.x = self.model.layers[index](self.x, replace(ctx, ops=choices.follow(ctx.ops)))
+        except MISFITS as error:
+            self.x = None
+            self._judge(FAILED, index, "", "layer", "our own pass", note=f"cannot run: {error}")
 
     @contextmanager
     def loaded(self, path: str) -> Iterator[None]:
@@ -131,10 +146,17 @@ class Verification:
             yield
             return
         load_into(self.load_plan, self.checkpoint, prefix=path)
+        self._look_for_nan(path)
         try:
             yield
         finally:
             unload(module)
+
+    def _look_for_nan(self, path: str) -> None:
+        for entry in self.load_plan.entries:
+            target = entry.target
+            if below(target.path, path) and not getattr(target.module, target.attribute)[target.index].isfinite().all():
+                self.notices.setdefault(f"{entry.candidate.name} holds values that are not finite")
 
     def _oracle(self) -> Oracle:
         name = self.options.reference
@@ -168,6 +190,8 @@ class Verification:
             mixer = layer.mixer
             if isinstance(mixer, MLAttention) and mixer.indexer:
                 needed = max(needed, 2 * mixer.indexer.width)
+            if isinstance(mixer, GQAttention) and mixer.sliding_window:
+                needed = max(needed, mixer.sliding_window + 66)
             if isinstance(mixer, DeltaRule):
                 needed = max(needed, 2 * mixer.declare(self.plan.precision.cache_dtypes()).grid + 2)
         return asked or min(needed, most)
@@ -180,13 +204,17 @@ class Verification:
     def _context(self, index: int, scratch: Scratch) -> LayerContext:
         return self._step(index, scratch).layer(index)
 
-    def _split(self, index: int, trace: Trace) -> None:
+    def _split(self, index: int, trace: Trace, choices: Choices) -> None:
         """Check that the mixer fed in pieces, the last tokens one by one, equals the mixer fed at once."""
         call = trace.calls.get("mixer")
         if call is None or self.num_tokens < 4:
             return
-        whole = self._mixer(index, call, [self.num_tokens])
-        found = difference(self._mixer(index, call, pieces_of(self.num_tokens)), whole)
+        try:
+            whole = self._mixer(index, call, choices, [self.num_tokens])
+            found = difference(self._mixer(index, call, choices, pieces_of(self.num_tokens)), whole)
+        except MISFITS:
+            # reported where the mixer ran whole
+            return
         self._judge(found, index, "mixer.split", "state", "our own mixer fed at once")
 
     def _judge(
@@ -204,7 +232,7 @@ class Verification:
             judge(found, layer=layer, module=module, kind=kind, tolerance=tolerance, reference=reference, note=note)
         )
 
-    def _mixer(self, index: int, call: Call, lengths: list[int]) -> Tensor:
+    def _mixer(self, index: int, call: Call, choices: Choices, lengths: list[int]) -> Tensor:
         caches, _ = layer_memory(self.model, index, self.num_tokens)
         given = self.forced.selection_TK
         outputs, start = [], 0
@@ -212,6 +240,7 @@ class Verification:
             rows = Rows.of([(start, n)])
             scratch = Scratch(None if given is None else given[start : start + n])
             ctx = replace(self.bound.step(rows, caches), scratch=scratch).layer(index)
+            ctx = replace(ctx, ops=choices.follow(ctx.ops, start))
             with torch.inference_mode():
                 mixer = self.model.get_submodule(f"layers.{index}.mixer")
                 outputs.append(mixer(call.inputs[0][start : start + n], ctx))
@@ -224,9 +253,12 @@ class Verification:
             module = self.model.get_submodule(path) if path != "head" or self.model.head is not None else None
             if module is None or not call.inputs or not call.outputs:
                 continue
-            with torch.inference_mode(), self.loaded(path):
-                found = difference(module(call.inputs[0], ops), call.outputs[0])
-            self._judge(found, None, path, "module", call.name)
+            try:
+                with torch.inference_mode(), self.loaded(path):
+                    found, note = difference(module(call.inputs[0], ops), call.outputs[0]), ""
+            except MISFITS as error:
+                found, note = FAILED, f"cannot run on the reference's input: {error}"
+            self._judge(found, None, path, "module", call.name, note=note)
 
     def _logits(self, theirs: Tensor) -> None:
         """Compare our own pass, never fed by the reference. Errors of 2 L sub-layers add like independent ones."""
@@ -234,10 +266,15 @@ class Verification:
         ops = self._step(0).model_ops
         with torch.inference_mode(), self.loaded("norm"), self.loaded("head"), self.loaded("embed"):
             ours = self.model.logits(self.model.end(self.x, ops), ops)
-        agree = all(check.passed for check in self.checks)
+        agree = all(check.passed for check in self.checks) and any(map(chooses, self.declared.arch.layers))
         found, scale = difference(ours, theirs), math.sqrt(2 * len(self.model.layers))
         note = "" if found.relative <= scale * self.options.tolerance or not agree else FLIPS
         self._judge(found, None, "logits", "logits", "the reference's own pass", scale, note)
+
+
+def chooses(layer: Layer) -> bool:
+    """True if a layer routes or selects, so that a near-tie can change what it computes."""
+    return isinstance(layer.ffn, MoE) or (isinstance(layer.mixer, MLAttention) and layer.mixer.indexer is not None)
 
 
 def shares_index(mixer: Mixer) -> bool:

@@ -240,7 +240,9 @@ def _prove(facts: Facts) -> Iterable[Finding]:
     first = proof.first_divergence
     if first is not None:
         text += f"; FAILED, first at {first.place}: {first.relative:.1e} where {first.tolerance:.0e} is allowed"
-    whole = proof.passed and len(proof.layers) == total
+    if not proof.independent:
+        text += "; this reference runs the same declaration, so the declaration itself is not proven"
+    whole = proof.passed and proof.independent and len(proof.layers) == total
     yield _finding("equal to the reference", "done" if whole else "not yet", text)
     generates: Status = "done" if facts.text_tokens else "not yet"
     yield _finding("generates", generates, f"{facts.text_tokens} tokens under the plan")

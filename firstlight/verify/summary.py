@@ -28,6 +28,14 @@ def layer_rows(report: VerifyReport) -> tuple[LayerRow, ...]:
     return tuple(_row(layer, checks) for layer, checks in groups.items())
 
 
+def worst_by_place(report: VerifyReport) -> tuple[tuple[Check, int], ...]:
+    """Return the worst check of each place and kind, and of how many: a module may have several outputs."""
+    groups: dict[tuple[str, str, str], list[Check]] = {}
+    for check in report.checks:
+        groups.setdefault((check.place, check.kind, check.reference), []).append(check)
+    return tuple((max(checks, key=severity), len(checks)) for checks in groups.values())
+
+
 def _row(layer: int | None, checks: list[Check]) -> LayerRow:
     recalls = [check.recall for check in checks if check.recall is not None]
     return LayerRow(

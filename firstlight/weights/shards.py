@@ -91,6 +91,14 @@ def locate(folder: Path) -> Layout:
     if weight_map is None and SINGLE not in present:
         raise _no_weights(folder, present)
     names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    folders = [name for name in names if (folder / name).is_dir()]
+    if folders:
+        raise FirstlightError(
+            f"{folders[0]} is a folder",
+            where=str(folder / folders[0]),
+            why="weights are read from a file of that name",
+            fix="move the weights up out of it, or download them again",
+        )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FirstlightError(

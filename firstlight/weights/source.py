@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.errors import FirstlightError, closest
+from firstlight.models.registry import known_models
 from firstlight.spec.cards import card, card_names
 from firstlight.spec.read import load_json
 
@@ -32,7 +33,10 @@ class ModelSource:
         found = self.raw.get("model_type")
         if not isinstance(found, str) or not found:
             raise FirstlightError(
-                "config.json has no model_type", where=self.where, why="it names the port that can run the model"
+                "config.json has no model_type",
+                where=self.where,
+                why=f"it names the port; there are {', '.join(known_models())}",
+                fix='compare with the config.json of the release, or add "model_type" and give --port FILE.py',
             )
         return found
 
@@ -94,7 +98,10 @@ def read_file(path: Path) -> ModelSource:
         )
     beside = any(path.parent.glob("*.safetensors")) and path.name == "config.json"
     return ModelSource(
-        name=path.resolve().parent.name, raw=load_json(path), where=str(path), folder=path.parent if beside else None
+        name=path.resolve().parent.name if path.name == "config.json" else path.stem,
+        raw=load_json(path),
+        where=str(path),
+        folder=path.parent if beside else None,
     )
 
 

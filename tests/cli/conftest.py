@@ -30,12 +30,13 @@ class Result:
         return json.loads(self.out)
 
     def refusal(self) -> str:
-        """Return the error, after checking that it is four labelled lines and no stack trace."""
+        """Return the error, after checking that it is labelled lines in order, none empty, and no stack trace."""
         assert "Traceback" not in self.err
         lines = self.err[self.err.index("error: ") :].rstrip("\n").splitlines()
         labelled = [line for line in lines if not line.startswith("        ")]
         starts = [next((label for label in LABELS if line.startswith(label)), line) for line in labelled]
-        assert starts == list(LABELS), self.err
+        assert starts == [label for label in LABELS if label in starts], self.err
+        assert starts[:2] == list(LABELS[:2]), self.err
         assert all(line.split(maxsplit=1)[1:] for line in labelled), self.err
         return "\n".join(lines)
 

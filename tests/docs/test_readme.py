@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from firstlight.cli.main import VERBS
+from firstlight.errors import FirstlightError
 from firstlight.models.registry import known_models
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +54,17 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_readme_says_how_the_command_is_found() -> None:
+    start = README.split("## A model of yours")[0]
+    assert ". .venv/bin/activate" in start
+
+
+def test_the_docs_of_a_port_name_the_reference_for_unknown_model_types() -> None:
+    steps = (ROOT / "docs" / "port.md").read_text(encoding="utf-8").split("## Steps")[1].split("##")[0]
+    assert "--reference ref" in steps
+    assert "does not prove the port" in steps
+
+
 def test_port_in_the_docs_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "port.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
@@ -68,6 +83,11 @@ def test_port_in_the_docs_runs(tmp_path: Path) -> None:
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
+        "hidden_act": "silu",
     }
     arch, _ = read_arch(config, find_port("newmodel", port_file=port))
     assert [type(layer.ffn).__name__ for layer in arch.layers] == ["GLU", "GLU", "MoE"]
+    with pytest.raises(FirstlightError, match="hidden_act = 'gelu' is not supported"):
+        read_arch({**config, "hidden_act": "gelu"}, find_port("newmodel", port_file=port))
+    imported = [name for node in ast.parse(code[1]).body if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert [name.name for name in imported if len(re.findall(rf"\b{name.name}\b", code[1])) < 2] == []

@@ -17,7 +17,7 @@ from firstlight.engine.runner import Row, Runner
 from firstlight.layers.indexer import IndexLayer
 from firstlight.memory.sequence import SequenceCache
 from firstlight.quant.policy import PrecisionPolicy
-from firstlight.verify.ties import positions_of
+from firstlight.verify.choices import positions_of
 
 ARCHITECTURES = "llama qwen3 qwen3_moe deepseek_v3 deepseek_v32 glm_moe_dsa kimi_linear glm5_next".split()  # noqa: SIM905
 SPARSE = ("deepseek_v32", "glm_moe_dsa", "glm5_next")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from reference_configs import TINY, tiny_config
 
 from firstlight.models.known import known_ports, probe
 from firstlight.models.llama import NAMES, arch
-from firstlight.models.registry import Port, known_models
+from firstlight.models.registry import Port, find_port, known_models
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.cards import card, card_names
 from firstlight.spec.evidence import KnownPort
@@ -67,3 +69,11 @@ def test_a_port_that_cannot_be_probed_says_why_and_keeps_what_it_read() -> None:
     assert "stopped" in found.note
     assert "absent" in found.note
     assert found.tensor_patterns == frozenset()
+
+
+def test_a_copy_of_every_port_works_as_a_port_file(tmp_path: Path) -> None:
+    for name in known_models():
+        source = Path(importlib.import_module(f"firstlight.models.{name}").__file__ or "")
+        copy = tmp_path / f"copy_of_{name}.py"
+        copy.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        assert find_port(name, port_file=copy).origin == str(copy)

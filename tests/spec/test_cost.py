@@ -9,11 +9,14 @@ from math import prod
 from typing import Any
 
 import pytest
-from reference_configs import TINY, of_transformers, tiny_config, tiny_weights, written
+from reference_configs import TINY, changed, of_transformers, tiny_config, tiny_weights, written
 
+from firstlight.ops.registry import operator_table
+from firstlight.plan.explain import memory
+from firstlight.plan.planner import Planner
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections
 from firstlight.spec.cards import card_names
-from firstlight.spec.cost import Cost, Tally, cost, selected_tokens
+from firstlight.spec.cost import Cost, Tally, contexts, cost, selected_tokens
 from firstlight.spec.mixers import GQAttention, Indexer, KeyPool
 
 Declared = Callable[[dict[str, Any]], ArchSpec]
@@ -62,16 +65,27 @@ def test_parameters_are_the_published_ones(name: str, billions: float, card_arch
 def test_memory_of_class_default_configs(
     config_class: str, changes: dict[str, Any], per_token: int, index: int, mib: float, declared: Declared
 ) -> None:
-    costs = cost(declared(written(of_transformers(config_class)(**changes))))
+    costs = cost(declared(written(of_transformers(config_class)(**changes))), dtype="bfloat16")
     assert costs.total.cache_bytes_per_token == per_token
     assert sum(s.tally.cache_bytes_per_token for s in costs.parts if s.name.startswith("index")) == index
     assert round(costs.total.state_bytes_per_sequence / 2**20, 1) == mib
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek_v32", "glm5_next"])
+def test_caches_are_as_wide_as_the_backbone_and_as_in_the_plan(name: str, declared: Declared) -> None:
+    arch = declared(changed(name, dtype="float32"))
+    plan = Planner(arch, operator_table()).build()
+    wide, narrow = cost(arch).total, cost(arch, dtype="bfloat16").total
+    assert wide.cache_bytes_per_token == 2 * narrow.cache_bytes_per_token
+    assert wide.cache_bytes_per_token == memory(plan, arch).cache_bytes_per_token
+    assert wide.state_bytes_per_sequence == memory(plan, arch).state_bytes_per_sequence
+
+
 def test_a_shared_selection_keeps_no_index_keys(declared: Declared) -> None:
     raw = written(of_transformers("GlmMoeDsaConfig")())
     halved = {**raw, "indexer_types": ["full", "shared"] * 39}
-    saved = cost(declared(raw)).total.cache_bytes_per_token - cost(declared(halved)).total.cache_bytes_per_token
+    whole, less = (cost(declared(one), dtype="bfloat16").total for one in (raw, halved))
+    saved = whole.cache_bytes_per_token - less.cache_bytes_per_token
     assert saved == 39 * 128 * 2
 
 
@@ -197,3 +211,12 @@ def test_a_cost_without_meaning_is_refused(arguments: dict[str, Any], declared: 
 def test_an_unknown_part_has_no_share(declared: Declared) -> None:
     with pytest.raises(KeyError):
         cost(declared(tiny_config("llama"))).flops_share("nothing")
+
+
+@pytest.mark.parametrize(
+    ("longest", "told"), [(1000, (1000,)), (4096, (4096,)), (8192, (4096, 8192)), (1 << 20, (4096, 131072))]
+)
+def test_costs_are_told_for_contexts_that_the_model_takes(
+    longest: int, told: tuple[int, ...], declared: Declared
+) -> None:
+    assert contexts(replace(declared(tiny_config("llama")), max_position_embeddings=longest)) == told

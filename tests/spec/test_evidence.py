@@ -9,7 +9,7 @@ import pytest
 
 from firstlight.models.known import known_ports
 from firstlight.spec.cards import card, card_names
-from firstlight.spec.evidence import Evidence, KnownPort, jaccard, recognise, tensor_pattern
+from firstlight.spec.evidence import Evidence, KnownPort, jaccard, numbered, recognise, tensor_pattern
 
 # a recurrence, an indexed attention, an aggregation over earlier layers and latent experts in one model
 HYBRID: dict[str, Any] = {
@@ -150,15 +150,15 @@ def test_a_tensor_name_hints_at_an_operator_that_is_lacking(
     tensor: str, meaning: str, operator: str, known: dict[str, KnownPort]
 ) -> None:
     found = recognise({"model_type": "x"}, [tensor], known=known)
-    assert meanings(found)[meaning] == (f"tensor {tensor_pattern(tensor)}",)
+    assert meanings(found)[meaning] == (f"tensor {numbered(tensor)}",)
     assert operator in found.lacking_operators
-    assert found.uncovered_patterns == (tensor_pattern(tensor),)
+    assert found.uncovered_patterns == (numbered(tensor),)
 
 
 def test_sinks_are_recognised_and_no_port_covers_them(known: dict[str, KnownPort]) -> None:
     found = recognise({"model_type": "x"}, ["model.layers.0.self_attn.sinks"], known=known)
-    assert meanings(found) == {"learned sinks in the softmax": ("tensor layers.{n}.self_attn.sinks",)}
-    assert found.uncovered_patterns == ("layers.{n}.self_attn.sinks",)
+    assert meanings(found) == {"learned sinks in the softmax": ("tensor model.layers.{n}.self_attn.sinks",)}
+    assert found.uncovered_patterns == ("model.layers.{n}.self_attn.sinks",)
 
 
 @pytest.mark.parametrize(("on", "found"), [(True, True), (False, False)])
@@ -236,3 +236,18 @@ def test_evidence_prints_and_serialises(known: dict[str, KnownPort]) -> None:
     assert "unrecognised: linear_attn_config.new_switch = True" in text
     assert "operators lacking: " in text
     assert json.loads(json.dumps(found.to_dict()))["model_type"] == "unheard_of"
+
+
+def test_tensors_are_shown_as_the_checkpoint_spells_them(known: dict[str, KnownPort]) -> None:
+    found = recognise({"model_type": "x"}, ["transformer.h.0.odd.weight", "transformer.h.1.odd.weight"], known=known)
+    assert found.unrecognised == ("tensor transformer.h.{n}.odd.weight",)
+    assert found.uncovered_patterns == ("transformer.h.{n}.odd.weight",)
+
+
+def test_what_nobody_recognises_is_printed_once(known: dict[str, KnownPort]) -> None:
+    names = ["transformer.h.0.odd.weight"]
+    text = str(recognise({**HYBRID, "novelty": {"a": 1}}, names, known=known))
+    unread = next(line for line in text.splitlines() if line.startswith("keys no port reads"))
+    assert unread == "keys no port reads: attn_res_block_size, routed_expert_hidden_size"
+    for word in ("frobnicate", "novelty", "transformer.h.{n}.odd.weight"):
+        assert text.count(word) == 1

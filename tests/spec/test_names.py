@@ -73,3 +73,9 @@ def test_extension_replaces_and_adds_without_changing_the_original() -> None:
 
 def test_tensor_that_no_pattern_matches_is_not_ignored() -> None:
     assert DECODER.ignored("model.layers.0.self_attn.rotary_emb.inv_freq_scale") is None
+
+
+def test_a_rule_for_one_layer_wins_over_the_rule_for_all() -> None:
+    names = DECODER.extend({"layers.2.mixer_norm": "{body}layers.2.odd_norm"})
+    assert names.candidates("layers.2.mixer_norm.weight")[0].name == "model.layers.2.odd_norm.weight"
+    assert names.candidates("layers.3.mixer_norm.weight")[0].name == "model.layers.3.input_layernorm.weight"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,18 @@ def test_a_tokenizer_of_python_code_alone_is_read_through_transformers(tmp_path:
     assert ids == [*(byte + 3 for byte in "a\u00e9".encode()), 1]
     assert tokenizer.decode(ids) == "a\u00e9"
     assert tokenizer.eos_ids == (1,)
+
+
+def test_a_model_that_transformers_does_not_know_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, config={"model_type": "unheard_of"}, tokenizer_config={"tokenizer_class": "BertTokenizer"})
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\nb\n")
+    logger, records = logging.getLogger("transformers"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    level = logger.level
+    assert Tokenizer.load(tmp_path).encode("a b", add_special_tokens=False) == [5, 6]
+    assert (records, logger.level) == ([], level)
 
 
 def test_without_transformers_other_formats_are_refused_by_name(

@@ -49,10 +49,17 @@ def finding(report: Day0Report, step: str, topic: str) -> Finding:
 
 
 def test_report_opens_with_the_eight_steps_in_order(tiny: Tiny) -> None:
-    report = reported(declare(str(tiny("llama"))))
+    report = reported(declare(str(tiny("llama"))), options=replace(QUICK, reference="transformers"))
     assert [step.name for step in report.steps] == STEPS
     assert report.passed
     assert statuses(report)["prove"] == "done"
+
+
+def test_own_reference_leaves_the_port_unproven(tiny: Tiny) -> None:
+    report = reported(declare(str(tiny("llama"))))
+    assert report.passed
+    assert statuses(report)["prove"] == "not yet"
+    assert "not proven" in finding(report, "prove", "equal to the reference").evidence
 
 
 def test_report_is_json_and_says_everything_twice_over(tiny: Tiny) -> None:

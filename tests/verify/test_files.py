@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,43 @@ def test_a_folder_without_write_permission_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(FirstlightError) as refused:
         check_writable(tmp_path / "report")
     assert "no permission to write" in refused.value.why
+
+
+@pytest.mark.parametrize("kept", ["text", None])
+def test_a_report_through_a_link_is_written_to_its_target(tmp_path: Path, kept: str | None) -> None:
+    target, link = tmp_path / "there" / "page.html", tmp_path / "link.html"
+    target.parent.mkdir()
+    if kept is not None:
+        target.write_text(kept)
+    link.symlink_to(target)
+    write_report(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_report(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_that_is_full_says_so_and_stays_a_device(tmp_path: Path) -> None:
+    # through a link, so that a fault of ours cannot harm the machine's own device
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    with pytest.raises(FirstlightError) as refused:
+        write_report(link, "text")
+    assert "No space left" in refused.value.why
+    assert link.is_symlink()
+    assert link.is_char_device()
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FirstlightError):
+        check_writable(tmp_path / ("x" * 300) / "page")

@@ -98,7 +98,8 @@ def test_page_opens_with_the_checklist_and_its_evidence(report: Day0Report) -> N
 
 def test_page_tells_the_verdict_and_every_check(report: Day0Report, failed: Day0Report) -> None:
     good, bad = Page(render_day0(report)).text, Page(render_day0(failed)).text
-    assert "equal to its reference" in good
+    assert report.proof.verdict in good
+    assert "unproven" in good
     assert "first divergence" not in good
     assert "differs from its reference" in bad
     assert "first divergence" in bad
@@ -140,3 +141,41 @@ def test_bars_stay_in_their_frame(report: Day0Report, relative: float, share: in
     (bar,) = error_bars(replace(report.proof, checks=(check,)))
     assert bar.length == share * BAR_WIDTH
     assert 0 <= bar.limit <= BAR_WIDTH
+
+
+def rows(text: str, summary: str) -> list[str]:
+    """Return the rows of the table below a summary, without their numbers of errors."""
+    table = text[text.index(summary) :].split("</table>")[0]
+    return re.findall(r"<tr.*?</tr>", table, flags=re.DOTALL)[1:]
+
+
+def test_each_choice_of_a_body_is_told_once_with_all_its_layers(report: Day0Report) -> None:
+    found = rows(render_day0(report), "why these bodies")
+    reasons = [row.split("</td>", maxsplit=2)[1:] for row in found]
+    assert len(reasons) == len({str(reason) for reason in reasons})
+    (linear,) = (row for row in found if ">linear/" in row)
+    assert f"<td>outside, 0-{len(report.proof.layers) - 1}</td>" in linear
+
+
+def test_outputs_of_one_module_share_a_row_that_tells_the_worst(report: Day0Report) -> None:
+    place = "layers.0.mixer_residual"
+    own = [check for check in report.proof.checks if check.place == place]
+    assert len(own) > 1
+    bad = replace(own[1], relative=0.25, passed=False)
+    checks = tuple(bad if check is own[1] else check for check in report.proof.checks)
+    found = rows(render_day0(replace(report, proof=replace(report.proof, checks=checks))), "comparisons</summary>")
+    (row,) = (row for row in found if place in row.replace("<wbr>", ""))
+    assert f"worst of {len(own)}" in row
+    assert "2.5e-01" in row
+    assert "failed" in row
+
+
+def test_parallel_layout_ends_without_a_stray_blank(report: Day0Report) -> None:
+    assert "CP=1; graph mode" in Page(render_day0(report)).text
+
+
+def test_costs_are_told_within_the_context_of_the_model(report: Day0Report) -> None:
+    text = Page(render_day0(report)).text
+    assert [cost.context for cost in report.costs] == [report.memory.context]
+    assert f"per token at {report.memory.context // 1024}k" in text
+    assert "128k" not in text

@@ -5,11 +5,14 @@ Default settings: the length that verify chooses must be long enough for each fa
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from firstlight.engine.assemble import declare
@@ -57,6 +60,20 @@ FAULTS = {
     ),
     "activation limit": ("glm5_next", "GLU", "act=replace(n.act, limit=10.0)", "layers.0.ffn"),
     "fewer selected": ("glm5_next", "MLAttention", "indexer=replace(n.indexer, topk=12)", "layers.3.mixer.indexer"),
+    "one selected less": (
+        "deepseek_v32",
+        "MLAttention",
+        "indexer=replace(n.indexer, topk=15)",
+        "layers.0.mixer.indexer",
+    ),
+    "one selected more": (
+        "glm_moe_dsa",
+        "MLAttention",
+        "indexer=replace(n.indexer, topk=17)",
+        "layers.0.mixer.indexer",
+    ),
+    "one expert more": ("qwen3_moe", "MoE", "num_experts_per_tok=3", "layers.0.ffn.router"),
+    "one expert less": ("deepseek_v3", "MoE", "num_experts_per_tok=1", "layers.1.ffn.router"),
     "sinkhorn iterations": ("glm5_next", "HyperConnections", "sinkhorn_iters=2", "layers.0.mixer_residual"),
 }
 
@@ -159,3 +176,48 @@ def test_reference_that_contradicts_itself_is_named(
     report = run(tiny("llama"))
     assert not report.passed
     assert any("contradicts itself" in notice for notice in report.notices)
+
+
+def test_window_longer_than_the_usual_length_is_tested_beyond_its_edge(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "windowed"
+    shutil.copytree(tiny("qwen3_moe"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "use_sliding_window": True, "sliding_window": 200}))
+    assert run(folder).passed
+    report = run(folder, write_port(tmp_path, "qwen3_moe", "GQAttention", "sliding_window=201"))
+    assert report.first_divergence is not None
+    assert report.first_divergence.place == "layers.0.mixer"
+
+
+def test_swapped_norms_in_the_name_map_are_told_by_their_counterparts(tiny: Tiny, tmp_path: Path) -> None:
+    port = tmp_path / "swapped.py"
+    port.write_text(
+        "from firstlight.models.llama import NAMES as BASE, arch\n"
+        "A, B = '{body}layers.{i}.input_layernorm', '{body}layers.{i}.post_attention_layernorm'\n"
+        "NAMES = BASE.extend({'layers.{i}.mixer_norm': B, 'layers.{i}.ffn_norm': A})\n"
+    )
+    first = run(tiny("llama"), port).first_divergence
+    assert first is not None
+    assert first.place == "layers.0"
+    assert "mixer_norm = post_attention_layernorm" in first.note
+
+
+def test_swapped_embedding_and_head_are_reported_not_crashed_on(tiny: Tiny, tmp_path: Path) -> None:
+    port = tmp_path / "swapped.py"
+    port.write_text(
+        "from firstlight.models.llama import NAMES as BASE, arch\n"
+        "NAMES = BASE.extend({'embed': 'lm_head', 'head': '{body}embed_tokens'})\n"
+    )
+    assert not run(tiny("llama"), port).passed
+
+
+def test_tensor_that_is_not_finite_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny("llama"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    culprit = "model.layers.1.mlp.up_proj.weight"
+    tensors[culprit][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    report = run(folder)
+    assert not report.passed
+    assert any(culprit in notice for notice in report.notices)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from firstlight.engine.assemble import declare
 from firstlight.errors import FirstlightError
@@ -76,6 +78,37 @@ def test_layer_that_shares_a_selection_brings_the_owner_along(tiny: Tiny) -> Non
     report = run(tiny("glm_moe_dsa"), layers=range(3, 4))
     assert report.passed
     assert report.layers == (1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
+def test_ties_at_the_cut_are_told_and_blame_nobody(name: str, seed: int, tiny: Tiny) -> None:
+    report = run(tiny(name), seed=seed, num_tokens=300)
+    assert report.passed, report.first_divergence
+    assert any("chose among ties" in check.note for check in report.checks)
+
+
+@pytest.mark.parametrize("keeps_head", [False, True])
+def test_tied_head_is_that_of_the_reference_too(keeps_head: bool, tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "tied"
+    shutil.copytree(tiny("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    if not keeps_head:
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    report = run(folder)
+    assert report.passed, report.first_divergence
+    assert not report.notices
+
+
+def test_own_reference_proves_the_bodies_and_not_the_port(tiny: Tiny) -> None:
+    ours, theirs = run(tiny("llama"), reference="ref"), run(tiny("llama"))
+    assert ours.passed
+    assert theirs.passed
+    assert "unproven" in ours.verdict
+    assert theirs.verdict == "equal to its reference"
 
 
 @pytest.mark.parametrize(
