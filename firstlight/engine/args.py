@@ -37,7 +37,12 @@ class EngineArgs:
                 raise FirstlightError(f"{name} must be an integer >= 1, got {value!r}", where=name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise FirstlightError(f"seed must be an integer >= 0 below 2^63, got {self.seed!r}", where="seed")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise FirstlightError(
+                f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}",
+                where="enable_prefix_caching",
+            )
+        if not isinstance(self.gpu_memory_utilization, (int, float)) or not 0 < self.gpu_memory_utilization <= 1:
             raise FirstlightError(
                 f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}",
                 where="gpu_memory_utilization",

@@ -24,7 +24,8 @@ from firstlight.engine.runner import Runner
 from firstlight.engine.sampler import Sampled, TopLogprob
 from firstlight.engine.sampling_params import SamplingParams
 from firstlight.engine.scheduler import Scheduler, SchedulerConfig
-from firstlight.engine.submission import check_request, resolved_seed
+from firstlight.engine.submission import check_request, check_service, resolved_seed
+from firstlight.errors import FirstlightError
 from firstlight.memory.prefix import Chain, PrefixCache
 from firstlight.memory.sequence import SequenceCache
 from firstlight.text.tokenizer import Tokenizer
@@ -86,6 +87,8 @@ class Engine:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="firstlight-step") if config.overlap else None
         self._running: tuple[BatchPlan, Future[StepResult | Exception]] | None = None
         self._news: list[Update] = []
+        self._closed = False
+        self.eos_ids = frozenset(tokenizer.eos_ids if tokenizer else ())
 
     @property
     def has_work(self) -> bool:
@@ -108,17 +111,14 @@ class Engine:
 
         Raises: FirstlightError or ValueError naming the parameter and its limit; nothing is queued then.
         """
-        vocab_size, limit = self.runner.model.arch.vocab_size, self.config.max_model_len
-        most = check_request(prompt_ids, params, vocab_size, limit)
-        if params.max_tokens is None:
-            most = self._fitting(len(prompt_ids), most)
+        check_service(priority, deadline_s, salt)
+        most = self.check(prompt_ids, params)
         number, now = self._next_id, time.monotonic()
         group = Group(request_id or f"request-{number}", prompt, tuple(prompt_ids), params, now)
         if group.id in self.groups:
             raise ValueError(f"request_id {group.id!r} is in use")
         # everything that can be refused comes before the first request is queued
         group.outputs = [OutputProcessor(self.tokenizer, params) for _ in range(params.n)]
-        eos_ids = frozenset(self.tokenizer.eos_ids if self.tokenizer else ())
         for index in range(params.n):
             request = Request(
                 id=number + index,
@@ -126,7 +126,7 @@ class Engine:
                 num_prompt=len(prompt_ids),
                 params=params,
                 chain=Chain(self.runner.pool.blocks.unit_tokens, salt),
-                eos_ids=eos_ids,
+                eos_ids=self.eos_ids,
                 seed=resolved_seed(params, self.config.seed, number, index),
                 priority=priority,
                 deadline=None if deadline_s is None else now + deadline_s,
@@ -138,6 +138,14 @@ class Engine:
         self._next_id += params.n
         self.groups[group.id] = group
         return group.id
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+        """Return the most tokens that prompt and output may have together. Raises: FirstlightError, as `add` would."""
+        if self._closed:
+            raise FirstlightError("the engine is closed", why="close() ends it for good", fix="make a new one")
+        vocab_size, limit = self.runner.model.arch.vocab_size, self.config.max_model_len
+        most = check_request(prompt_ids, params, vocab_size, limit, self.eos_ids)
+        return self._fitting(len(prompt_ids), most) if params.max_tokens is None else most
 
     def _fitting(self, num_prompt: int, most: int) -> int:
         """Return how many tokens there is room for in the arenas, at most `most`; the prompt has to fit anyway."""
@@ -212,10 +220,6 @@ class Engine:
             found |= {f"{name}_pages_held": role.pool.num_held, f"{name}_pages_cached": role.pool.num_cached}
         return found
 
-    def error(self, request_id: str) -> str:
-        """Return why a request ended with "error", empty otherwise."""
-        return self.groups[request_id].error
-
     def live_sequences(self) -> list[SequenceCache]:
         """Return the memory of every running request."""
         return [request.sequence for request in self.scheduler.running if request.sequence is not None]
@@ -229,7 +233,8 @@ class Engine:
         return [*(source for source, _ in plan.copies), *exported]
 
     def close(self) -> None:
-        """End everything and wait for the running step."""
+        """End everything and wait for the running step; nothing can be added afterwards."""
+        self._closed = True
         try:
             for request_id in list(self.groups):
                 self.abort(request_id)

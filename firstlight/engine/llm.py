@@ -15,6 +15,7 @@ from firstlight.engine.build import build_engine
 from firstlight.engine.outputs import CompletionOutput, RequestOutput
 from firstlight.engine.prompts import Prompt, as_params, as_prompts, needed, read_params, read_prompt
 from firstlight.engine.sampling_params import SamplingParams
+from firstlight.errors import FirstlightError
 from firstlight.plan.planner import Plan
 from firstlight.quant.policy import PrecisionPolicy
 from firstlight.text.template import ChatTemplate
@@ -38,12 +39,12 @@ class LLM:
         *,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
-        max_model_len: int | None = DEFAULTS.max_model_len,
-        max_num_seqs: int = DEFAULTS.max_num_seqs,
-        max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens,
-        enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
-        gpu_memory_utilization: float = DEFAULTS.gpu_memory_utilization,
-        seed: int = DEFAULTS.seed,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        enable_prefix_caching: bool | None = None,
+        gpu_memory_utilization: float | None = None,
+        seed: int | None = None,
         port: str | Path | None = None,
         allow_unknown_keys: bool = False,
         plan: Plan | None = None,
@@ -53,15 +54,15 @@ class LLM:
         if plan is None:
             backbone = declared.arch.dtype if dtype == "auto" else dtype
             plan = declared.plan(PrecisionPolicy(backbone=backbone, kv_cache=kv_cache_dtype))
-        args = replace(
-            engine_args,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            gpu_memory_utilization=gpu_memory_utilization,
-            seed=seed,
-        )
+        given: dict[str, Any] = {
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "enable_prefix_caching": enable_prefix_caching,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "seed": seed,
+        }
+        args = replace(engine_args, **{name: value for name, value in given.items() if value is not None})
         self._build(declared, plan, args, None)
 
     @classmethod
@@ -105,7 +106,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one output per conversation: the template rendered, then continued. Raises: FirstlightError."""
         template = ChatTemplate.load(self.folder)
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        if isinstance(messages, (str, bytes, Mapping)) or not messages:
+            raise FirstlightError(
+                "a chat is a list of messages",
+                where="messages",
+                why=f"got {messages!r}"[:200],
+                fix="[{'role': 'user', 'content': 'At first light'}]",
+            )
+        several = not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         tokenizer = needed(self.engine.tokenizer, "a chat")
         rendered = [template.render(one, tools=tools) for one in conversations]
@@ -116,10 +124,15 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Yield the output of one prompt as it grows, the last one finished. Closing the iterator ends the request."""
-        (request_id,) = self._submit([prompt], [sampling_params or SamplingParams()])
-        return self._stream(request_id)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        text, ids = read_prompt(prompt, self.engine.tokenizer)
+        params = read_params(params, self.engine.tokenizer)
+        self.engine.check(ids, params)
+        return self._stream(text, ids, params)
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+    def _stream(self, text: str | None, ids: Sequence[int], params: SamplingParams) -> Iterator[RequestOutput]:
+        # queued at the first look: an iterator that nobody starts would never end its request
+        request_id = self.engine.add(ids, params, prompt=text)
         try:
             shown = 0
             while True:

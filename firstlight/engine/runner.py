@@ -68,7 +68,7 @@ class Runner:
         sequence.reserve(sequence.committed + len(ids))
         hold = sequence.hold(sequence.committed + len(ids))
         hidden_TH, step = self.forward([Row(hold, sequence.committed, ids)])
-        sequence.commit(len(ids))
+        sequence.committed = hold.num_tokens
         return self.model.logits(hidden_TH if all_logits else hidden_TH[-1:], step.model_ops).float()
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, StepContext]:

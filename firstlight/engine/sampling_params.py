@@ -11,6 +11,7 @@ from firstlight.errors import FirstlightError
 # below this a distribution is its largest logit; dividing by it would overflow
 GREEDY_TEMPERATURE = 1e-5
 MAX_INTEGER = 2**63
+MAX_N = 16384
 MAX_SHOWN = 200
 
 
@@ -125,12 +126,15 @@ def _rules(p: SamplingParams) -> dict[str, tuple[bool, str]]:
     penalty = "a number in [-2, 2]"
     count, flag = "an integer >= -1, or None", "True or False"
     return {
-        "n": (_is_integer(p.n, low=1), "an integer >= 1"),
+        "n": (_is_integer(p.n, low=1) and p.n <= MAX_N, f"an integer in [1, {MAX_N}]"),
         "temperature": (_is_number(p.temperature) and p.temperature >= 0, "a number >= 0"),
         "top_p": (_is_number(p.top_p) and 0 < p.top_p <= 1, "a number in (0, 1]"),
         "top_k": (_is_integer(p.top_k, low=-1), "an integer >= -1"),
         "min_p": (_is_number(p.min_p) and 0 <= p.min_p <= 1, "a number in [0, 1]"),
-        "repetition_penalty": (_is_number(p.repetition_penalty) and p.repetition_penalty > 0, "a number > 0"),
+        "repetition_penalty": (
+            _is_number(p.repetition_penalty) and 0.01 <= p.repetition_penalty <= 100,
+            "a number in [0.01, 100]",
+        ),
         "presence_penalty": (_is_number(p.presence_penalty) and -2 <= p.presence_penalty <= 2, penalty),
         "frequency_penalty": (_is_number(p.frequency_penalty) and -2 <= p.frequency_penalty <= 2, penalty),
         "logit_bias": (p.logit_bias is None or _is_bias(p.logit_bias), "token id -> number in [-100, 100], or None"),

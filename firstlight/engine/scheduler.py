@@ -232,8 +232,11 @@ class Scheduler:
         return hit if self.computing.isdisjoint(self._ahead(request, hit)) else None
 
     def _ahead(self, request: Request, hit: Hit) -> list[bytes]:
-        """Return the hashes of the whole units that the request would compute behind a hit."""
-        return request.chain.hashes[hit.length // self.blocks.unit_tokens :] if self._reuses(request) else []
+        """Return the hashes of the units behind a hit that the request computes and could share; a lookup always
+        leaves the last token out."""
+        unit = self.blocks.unit_tokens
+        shared = slice(hit.length // unit, (len(request.ids) - 1) // unit)
+        return request.chain.hashes[shared] if self._reuses(request) else []
 
     def _admit(self, request: Request, hit: Hit, plan: BatchPlan) -> bool:
         """Move a waiting request to the running ones, with memory for all its tokens; False if there is not enough."""

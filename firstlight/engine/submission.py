@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 from firstlight.engine.randomness import sample_seed
 from firstlight.engine.sampling_params import SamplingParams
 from firstlight.errors import FirstlightError
 
 
-def check_request(ids: Sequence[int], params: SamplingParams, vocab_size: int, max_model_len: int) -> int:
+def check_request(
+    ids: Sequence[int], params: SamplingParams, vocab_size: int, max_model_len: int, eos_ids: Collection[int] = ()
+) -> int:
     """Return the most tokens that prompt and output may have together. Raises: FirstlightError naming the limit."""
     check_prompt(ids, vocab_size, max_model_len)
     params.validate_ids(vocab_size)
+    room = max_model_len - len(ids)
+    if params.min_tokens > room:
+        raise FirstlightError(
+            f"min_tokens is {params.min_tokens}, there is room for {room}",
+            where="min_tokens",
+            why=f"the prompt has {len(ids)} of {max_model_len} tokens",
+            fix=f"min_tokens={room}",
+        )
+    allowed = params.allowed_token_ids
+    if allowed is not None and params.min_tokens and set(allowed) <= params.ending_ids(eos_ids):
+        raise FirstlightError(
+            "allowed_token_ids are all ending tokens, and min_tokens forbids those at first",
+            where="allowed_token_ids",
+            fix="min_tokens=0, or allow another token",
+        )
     if params.max_tokens is None:
         return max_model_len
     total = len(ids) + params.max_tokens
@@ -49,6 +67,22 @@ def check_ids(ids: Sequence[int], vocab_size: int, *, of: str) -> None:
                 why=f"ids of this model are 0 to {vocab_size - 1}",
                 fix="use this model's own tokenizer",
             )
+
+
+def check_service(priority: int, deadline_s: float | None, salt: str) -> None:
+    """Check how a request is to be served. Raises: FirstlightError naming the parameter."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise FirstlightError(f"priority must be an integer, got {priority!r}", where="priority")
+    number = isinstance(deadline_s, (int, float)) and not isinstance(deadline_s, bool)
+    if deadline_s is not None and not (number and math.isfinite(deadline_s) and deadline_s >= 0):
+        raise FirstlightError(f"deadline_s must be seconds >= 0, or None, got {deadline_s!r}", where="deadline_s")
+    if not is_text(salt):
+        raise FirstlightError(f"salt must be a text of valid Unicode, got {salt!r}", where="salt")
+
+
+def is_text(value: object) -> bool:
+    """True for a str that can be encoded; a lone surrogate cannot."""
+    return isinstance(value, str) and not any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)
 
 
 def resolved_seed(params: SamplingParams, engine_seed: int, number: int, index: int) -> int:

@@ -84,10 +84,6 @@ class SequenceCache:
             (role.page_tokens * len(self.pages[name]) for name, role in self.blocks.roles.items()), default=2**62
         )
 
-    def commit(self, num_tokens: int) -> None:
-        """Record that the next num_tokens tokens are in the pages and in the live state."""
-        self.committed += num_tokens
-
     def release(self) -> None:
         """Give back every page and the slot."""
         # new lists: a running step may still read the old ones through its Hold

@@ -153,7 +153,7 @@ def test_a7_a_copy_that_fails_fails_its_request_and_nothing_stale_is_used(overla
     engine.runner.pool.copy_state = broken
     lost = engine.add(prompt(130), greedy())
     drain(engine)
-    assert engine.error(lost) == "OSError: no such entry"
+    assert engine.output(lost).error == "OSError: no such entry"
     engine.runner.pool.copy_state = copy
     check(engine)
     assert_solo(folder, run(engine, [prompt(130), prompt(20)]))

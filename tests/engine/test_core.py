@@ -50,9 +50,9 @@ def test_a_failing_step_fails_its_requests_with_the_cause_and_the_engine_serves_
     late = engine.add(IDS[50:], EIGHT)
     tagged_engine.drain(engine)
     for name in (one, two):
-        assert engine.error(name) == "RuntimeError: out of ideas"
+        assert engine.output(name).error == "RuntimeError: out of ideas"
         assert engine.pop(name).outputs[0].finish_reason == "error"
-    assert engine.error(late) == ""
+    assert engine.output(late).error == ""
     assert tokens(engine.pop(late)) == continuation(IDS[50:], 8)
 
 
@@ -89,7 +89,7 @@ def test_an_operator_of_the_model_that_fails_is_named(overlap: bool, tiny: Tiny)
     engine.runner.model.layers[3].forward = failing
     names = [engine.add(prompt(length, length), greedy()) for length in (20, 90)]
     drain(engine)
-    assert [engine.error(name) for name in names] == ["ValueError: a bad shape"] * 2
+    assert [engine.output(name).error for name in names] == ["ValueError: a bad shape"] * 2
     # pages and states of the failed step are not found by others
     assert_solo(folder, run(engine, [prompt(20, 20), prompt(90, 90)]))
 
@@ -107,7 +107,7 @@ def test_broken_logits_end_their_own_request_only(overlap: bool, tiny: Tiny) -> 
     engine.runner.model.logits = broken
     names = [engine.add(prompt(length, length), greedy()) for length in (20, 21)]
     drain(engine)
-    assert "not finite" in engine.error(names[0])
+    assert "not finite" in engine.output(names[0]).error
     assert engine.pop(names[0]).outputs[0].finish_reason == "error"
     assert_solo(folder, [engine.pop(names[1])])
 
@@ -121,7 +121,7 @@ def test_broken_prompt_logprobs_end_their_own_request_only(overlap: bool, tiny: 
     engine.runner.model.logits = lambda h, ops: logits(h, ops) * (float("nan") if len(h) == 19 else 1)
     names = [engine.add(prompt(20), greedy(prompt_logprobs=0)), engine.add(prompt(21), greedy())]
     drain(engine)
-    assert "not finite" in engine.error(names[0])
+    assert "not finite" in engine.output(names[0]).error
     assert_solo(folder, [engine.pop(names[1])])
 
 
@@ -130,7 +130,7 @@ def test_a_prefix_behind_broken_logits_is_computed_again() -> None:
     engine.runner.broken.add((0, 64))
     first = engine.add(IDS[:64], EIGHT)
     tagged_engine.drain(engine)
-    assert engine.error(first) == "broken"
+    assert engine.output(first).error == "broken"
     (second,) = tagged_engine.generate(engine, IDS)
     assert second.num_cached_tokens == 0
 
@@ -183,7 +183,7 @@ def test_memory_given_back_while_a_step_runs_does_not_move_under_it(tiny: Tiny) 
             engine.step()
         engine.abort(long)
         drain(engine)
-        assert engine.error(short) == ""
+        assert engine.output(short).error == ""
         assert_solo(folder, [engine.pop(short)])
 
 

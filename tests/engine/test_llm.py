@@ -205,7 +205,7 @@ BAD: dict[str, tuple[Any, Callable[[], SamplingParams | list[SamplingParams]], s
     "top_p 0": ([5], lambda: SamplingParams(top_p=0.0), r"top_p must be a number in \(0, 1\]"),
     "top_k": ([5], lambda: SamplingParams(top_k=-2), "top_k must be an integer >= -1"),
     "min_p": ([5], lambda: SamplingParams(min_p=1.1), r"min_p must be a number in \[0, 1\]"),
-    "n 0": ([5], lambda: SamplingParams(n=0), "n must be an integer >= 1"),
+    "n 0": ([5], lambda: SamplingParams(n=0), "n must be an integer in"),
     "stops contradict": ([5], lambda: SamplingParams(min_tokens=9, max_tokens=3), "min_tokens must be at most max_tok"),
     "stop without text": ([5], lambda: SamplingParams(stop="a", detokenize=False), "stop needs text"),
     "stop id": ([5], lambda: SamplingParams(stop_token_ids=[512]), "token id 512 of stop_token_ids"),
@@ -305,3 +305,76 @@ def test_max_tokens_none_fills_the_arenas_where_they_are_smaller_than_the_contex
     small.close()
     assert output.outputs[0].finish_reason == "length"
     assert len(output.outputs[0].token_ids) == 64 - 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda llm: llm.stream(None), "a prompt is"),
+        (lambda llm: llm.stream(["a", "b"]), "token id a at position 0"),
+        (lambda llm: llm.stream("hi", [GREEDY]), "sampling_params"),
+        (lambda llm: llm.generate("hi", {"max_tokens": 3}), "sampling_params"),
+        (lambda llm: llm.generate("\ud800"), "Unicode"),
+        (lambda llm: llm.generate(b"hi"), "a prompt is"),
+        (lambda llm: llm.generate({"prompt": "hi", "x": 1}), "'x'"),
+        (lambda llm: llm.chat("hello"), "list of messages"),
+        (lambda llm: llm.chat([]), "list of messages"),
+        (lambda llm: llm.engine.add([5], GREEDY, salt=5), "salt"),
+        (lambda llm: llm.engine.add([5], GREEDY, salt="\ud800"), "salt"),
+        (lambda llm: llm.engine.add([5], GREEDY, priority="a"), "priority"),
+        (lambda llm: llm.engine.add([5], GREEDY, deadline_s=float("nan")), "deadline_s"),
+        (lambda llm: llm.engine.add([5], GREEDY, deadline_s="5"), "deadline_s"),
+        (lambda llm: llm.generate([[5]], SamplingParams(max_tokens=None, min_tokens=CONTEXT)), "min_tokens"),
+        (lambda llm: SamplingParams(repetition_penalty=1e-300), "repetition_penalty"),
+        (lambda llm: SamplingParams(n=10**9), "n must be"),
+    ],
+)
+def test_what_nobody_can_mean_is_a_value_error_with_its_name(call: Callable[[LLM], Any], said: str, llm: LLM) -> None:
+    with pytest.raises(ValueError, match=said):
+        call(llm)
+    assert not llm.engine.has_work
+
+
+def test_allowed_tokens_that_are_all_endings_contradict_min_tokens(llm: LLM) -> None:
+    assert llm.engine.tokenizer is not None
+    ending = llm.engine.tokenizer.eos_ids[0]
+    with pytest.raises(ValueError, match="allowed_token_ids"):
+        llm.generate("hi", SamplingParams(allowed_token_ids=[ending], min_tokens=2))
+
+
+def test_white_space_can_be_a_bad_word(llm: LLM) -> None:
+    assert llm.engine.tokenizer is not None
+    newline = llm.engine.tokenizer.encode("\n", add_special_tokens=False)
+    (output,) = llm.generate("hi", SamplingParams(bad_words=["\n"], max_tokens=30, temperature=5.0, seed=1))
+    assert output.outputs[0].finish_reason in ("length", "stop")
+    assert len(newline) != 1 or newline[0] not in output.outputs[0].token_ids
+
+
+def test_a_stream_that_nobody_starts_runs_nothing(llm: LLM) -> None:
+    stream = llm.stream("hi", GREEDY)
+    assert not llm.engine.has_work
+    del stream
+
+
+def test_engine_args_count_where_nothing_else_is_given() -> None:
+    made = LLM("demo", engine_args=EngineArgs(max_num_seqs=4, max_model_len=128), max_model_len=64)
+    assert made.engine.config.scheduler.max_num_seqs == 4
+    assert made.engine.config.max_model_len == 64
+    made.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_closed_engine_refuses(overlap: bool) -> None:
+    made = LLM("demo", engine_args=EngineArgs(overlap=overlap))
+    made.close()
+    with pytest.raises(FirstlightError, match="closed"):
+        made.generate("hi")
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 128])
+def test_equal_prompts_of_any_length_share_a_step(length: int) -> None:
+    made = LLM("demo", max_model_len=512)
+    made.generate([PROMPT[:length] if length < 101 else (PROMPT * 2)[:length]] * 32, GREEDY)
+    # a step or two for the first one, then all together
+    assert made.engine.num_steps <= 6 + 4
+    made.close()

@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
     def collect(self) -> None:
         """Take what has ended."""
         for name in [name for name in self.live if self.engine.groups[name].is_finished]:
-            life, error = self.live.pop(name), self.engine.error(name)
+            life, error = self.live.pop(name), self.engine.output(name).error
             output = self.engine.pop(name)
             if life["aborted"]:
                 assert output.outputs[0].finish_reason == "abort"
