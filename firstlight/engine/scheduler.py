@@ -87,9 +87,10 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         prompts = []
         for request in list(self.running):
-            if request.status is not Status.RUNNING or request.num_tokens - request.planned < 1:
+            left = request.num_tokens - request.planned
+            if left < 1 or request.status is not Status.RUNNING:
                 continue
-            if request.num_tokens - request.planned > 1:
+            if left > 1:
                 prompts.append(request)
             elif self._is_wanted(request) and self._grow(request):
                 plan.rows.append(self._chunk(request, 1))
@@ -179,12 +180,13 @@ class Scheduler:
         """Return the next piece of at most budget tokens, cut so that at most one checkpoint falls into it."""
         start = request.planned
         end = min(request.num_tokens, start + budget)
-        if not self.blocks.has_states:
+        inside = self._wanted(request, start, end) if self.blocks.has_states else []
+        if not inside:
+            # nearly every row, and in a large batch hundreds of them
             return self._row(request, end - start)
-        inside = self._wanted(request, start, end)
         if len(inside) > 1:
             end = inside[0]
-        return self._row(request, end - start, self._export(request, start, end))
+        return self._row(request, end - start, self._export(request, inside[0]))
 
     def _wanted(self, request: Request, start: int, end: int) -> list[int]:
         """Return the positions in (start, end] at which a state should be kept, ascending."""
@@ -195,19 +197,16 @@ class Scheduler:
         regular = range((start // every + 1) * every, end + 1, every)
         return sorted({*regular, *(p for p in request.checkpoints if start < p <= end)})
 
-    def _export(self, request: Request, start: int, end: int) -> tuple[int, int] | None:
-        """Return (position, slot) of the checkpoint that falls into (start, end], None if there is none or no slot."""
+    def _export(self, request: Request, position: int) -> tuple[int, int] | None:
+        """Return (position, slot) for a checkpoint, None if the state is kept already or there is no slot."""
         if not self.prefix.enabled:
             return None
-        wanted = self._wanted(request, start, end)
-        if not wanted or (
-            wanted[0] <= len(request.ids) and self.prefix.has_state(request.ids, request.chain, wanted[0])
-        ):
+        if position <= len(request.ids) and self.prefix.has_state(request.ids, request.chain, position):
             return None
         if not self.blocks.slots.can_allocate(1):
             self.prefix.counters.checkpoints_skipped += 1
             return None
-        return wanted[0], self.blocks.slots.allocate(1)[0]
+        return position, self.blocks.slots.allocate(1)[0]
 
     def _drop_export(self, row: PlanRow) -> None:
         """Let go of the checkpoint's slot: published it stays findable, unpublished it is free."""
