@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from firstlight.errors import FirstlightError
-from firstlight.models.registry import find_port, read_arch
+from firstlight.models.declare import read_arch
+from firstlight.models.registry import find_port
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.read import text_config
 

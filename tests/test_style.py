@@ -38,7 +38,7 @@ ROOMS = [
 
 MAX_LINES, MAX_MODEL_LINES, MAX_FUNCTION_LINES, MAX_REF_LINES = 400, 150, 60, 80
 SKIPPED = ("__pycache__", "data")
-MODEL_TOOLS = {"registry.py", "known.py", "__init__.py"}
+MODEL_TOOLS = {"declare.py", "registry.py", "known.py", "__init__.py"}
 
 
 def room(path: Path) -> str:

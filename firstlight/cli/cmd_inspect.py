@@ -22,7 +22,8 @@ STYLES = {"reuse": GOOD, "modify": WAIT, "new": BAD}
 
 def inspect(model: ModelFlags, output: OutputFlags) -> int:
     """What a model is made of: layers, sizes, operator checklist. Its config.json is enough."""
-    from firstlight.models.registry import find_port, read_arch
+    from firstlight.models.declare import read_arch
+    from firstlight.models.registry import find_port
     from firstlight.ops.registry import operator_table
     from firstlight.weights.source import locate
 

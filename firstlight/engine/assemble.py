@@ -16,7 +16,8 @@ from firstlight.errors import FirstlightError
 from firstlight.layers.decoder import Decoder
 from firstlight.layers.parameter import targets
 from firstlight.memory.arena import CachePool
-from firstlight.models.registry import Port, find_port, read_arch
+from firstlight.models.declare import read_arch
+from firstlight.models.registry import Port, find_port
 from firstlight.ops.registry import OperatorTable, operator_table
 from firstlight.plan.planner import Plan, Planner
 from firstlight.quant.policy import PrecisionPolicy

@@ -71,7 +71,8 @@ def test_port_in_the_docs_runs(tmp_path: Path) -> None:
     assert code
     port = tmp_path / "newmodel.py"
     port.write_text(code[1])
-    from firstlight.models.registry import find_port, read_arch
+    from firstlight.models.declare import read_arch
+    from firstlight.models.registry import find_port
 
     config = {
         "model_type": "newmodel",

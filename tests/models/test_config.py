@@ -8,7 +8,8 @@ import pytest
 from reference_configs import CARDS, TINY, Raw, build_config, changed, declare, lacking, refusal, tiny_config, written
 
 from firstlight.errors import EXIT_MISSING_OPERATORS, EXIT_USAGE, FirstlightError
-from firstlight.models.registry import find_port, read_arch
+from firstlight.models.declare import read_arch
+from firstlight.models.registry import find_port
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.cards import card
 from firstlight.spec.mixers import GQAttention

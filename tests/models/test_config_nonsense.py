@@ -11,8 +11,9 @@ from reference_configs import Raw, changed, declare, refusal, tiny_config
 
 from firstlight.errors import FirstlightError
 from firstlight.models import registry
+from firstlight.models.declare import read_arch
 from firstlight.models.llama import NAMES
-from firstlight.models.registry import Port, find_port, read_arch
+from firstlight.models.registry import Port, find_port
 
 HUGE = 10**400
 

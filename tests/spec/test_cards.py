@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from firstlight.errors import FirstlightError
-from firstlight.models.registry import find_port, read_arch
+from firstlight.models.declare import read_arch
+from firstlight.models.registry import find_port
 from firstlight.spec.cards import card, card_names
 
 
