@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from firstlight.layers.attention import GroupedQueryAttention
 from firstlight.layers.context import LayerContext, Ops, StepContext
+from firstlight.layers.declared import DeclaredLayer
 from firstlight.layers.latent_attention import LatentAttention
 from firstlight.layers.linear import Embedding, Linear
 from firstlight.layers.mlp import GatedMLP
@@ -22,6 +23,7 @@ from firstlight.layers.residual import build_residual, finish, start
 from firstlight.spec.arch import ArchSpec, Layer, Residual
 from firstlight.spec.feedforward import GLU, MoE
 from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention
+from firstlight.spec.noun import Nothing
 
 MIXERS: dict[type, Callable[[int, Any], Module]] = {
     GQAttention: GroupedQueryAttention,
@@ -36,19 +38,23 @@ class DecoderLayer(Module):
 
     def __init__(self, hidden_size: int, spec: Layer, residual: Residual) -> None:
         super().__init__()
-        self.mixer_residual = build_residual(hidden_size, residual)
-        self.mixer_norm = NormLayer(hidden_size, spec.norm)
-        self.mixer = MIXERS[type(spec.mixer)](hidden_size, spec.mixer)
-        self.ffn_residual = build_residual(hidden_size, residual)
-        self.ffn_norm = NormLayer(hidden_size, spec.norm)
-        self.ffn = FEED_FORWARDS[type(spec.ffn)](hidden_size, spec.ffn)
+        if not isinstance(spec.mixer, Nothing):
+            self.mixer_residual = build_residual(hidden_size, residual)
+            self.mixer_norm = NormLayer(hidden_size, spec.norm)
+            self.mixer = MIXERS.get(type(spec.mixer), DeclaredLayer)(hidden_size, spec.mixer)
+        if not isinstance(spec.ffn, Nothing):
+            self.ffn_residual = build_residual(hidden_size, residual)
+            self.ffn_norm = NormLayer(hidden_size, spec.norm)
+            self.ffn = FEED_FORWARDS.get(type(spec.ffn), DeclaredLayer)(hidden_size, spec.ffn)
+        self.sub_layers = tuple(name for name in ("mixer", "ffn") if hasattr(self, name))
 
     def forward(self, x: Tensor, ctx: LayerContext) -> Tensor:
         """Return the stream(s) after this layer, shaped as x."""
-        h, carry = self.mixer_residual(x, ctx.ops)
-        x = self.mixer_residual.write(x, self.mixer(self.mixer_norm(h, ctx.ops), ctx), carry, ctx.ops)
-        h, carry = self.ffn_residual(x, ctx.ops)
-        return self.ffn_residual.write(x, self.ffn(self.ffn_norm(h, ctx.ops), ctx), carry, ctx.ops)
+        for name in self.sub_layers:
+            residual, norm, sub_layer = (getattr(self, f"{name}{part}") for part in ("_residual", "_norm", ""))
+            h, carry = residual(x, ctx.ops)
+            x = residual.write(x, sub_layer(norm(h, ctx.ops), ctx), carry, ctx.ops)
+        return x
 
 
 class Decoder(Module):

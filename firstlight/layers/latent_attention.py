@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from firstlight.layers.context import LayerContext
+from firstlight.layers.gate import GateProjection
 from firstlight.layers.indexer import IndexLayer
 from firstlight.layers.linear import Linear, MergedLinear
 from firstlight.layers.norm import NormLayer
@@ -20,7 +21,7 @@ from firstlight.spec.norm import Norm
 
 
 class LatentAttention(Module):
-    """MLA with or without a low-rank query, rotary columns and an indexer."""
+    """MLA with or without a low-rank query, rotary columns, an indexer and a gate on its output."""
 
     indexer: IndexLayer | None
 
@@ -40,6 +41,8 @@ class LatentAttention(Module):
         owns_index = spec.indexer is not None and spec.indexer.mode == "full"
         self.indexer = IndexLayer(hidden_size, spec) if owns_index else None
         self.kv_b_proj = Linear(spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim))
+        gate = spec.output_gate
+        self.gate = GateProjection(hidden_size, heads * spec.v_head_dim, gate.rank) if gate else None
         self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, bias=spec.bias)
 
     def forward(self, x_TH: Tensor, ctx: LayerContext) -> Tensor:
@@ -65,6 +68,9 @@ class LatentAttention(Module):
         else:
             selection_TK = self.select(x_TH, q_latent_TQ, ctx)
             out_TNV = ops.sparse_mla(q_nope, q_rope, latent, selection_TK, self.kv_b_proj.weight, **scale)
+        if spec.output_gate is not None and self.gate is not None:
+            gate_TNV = self.gate(x_TH, ops).view_as(out_TNV)
+            out_TNV = ops.output_gate(out_TNV, gate_TNV, act=spec.output_gate.act)
         out: Tensor = self.o_proj(out_TNV.flatten(1), ops)
         return out
 

@@ -1,4 +1,4 @@
-"""Gated feed-forward. T tokens, H hidden, I intermediate."""
+"""Feed-forward of one unit, gated or not. T tokens, H hidden, I intermediate."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from firstlight.spec.feedforward import GLU
 
 
 class GatedMLP(Module):
-    """down(act(gate x, up x))."""
+    """down(act(gate x, up x)); down(act(up x)) where the activation is not gated."""
 
     def __init__(self, hidden_size: int, spec: GLU) -> None:
         super().__init__()
         self.spec = spec
-        width = spec.intermediate_size
-        biased = ("gate_proj", "up_proj") if spec.bias else ()
-        self.gate_up = MergedLinear(hidden_size, {"gate_proj": width, "up_proj": width}, biased=biased)
-        self.down_proj = Linear(width, hidden_size, bias=spec.bias)
+        names = ("gate_proj", "up_proj") if spec.act.gated else ("up_proj",)
+        biased = names if spec.bias else ()
+        self.gate_up = MergedLinear(hidden_size, dict.fromkeys(names, spec.intermediate_size), biased=biased)
+        self.down_proj = Linear(spec.intermediate_size, hidden_size, bias=spec.bias)
 
     def forward(self, x_TH: Tensor, ctx: LayerContext) -> Tensor:
         """Return y_TH."""
-        gate_up_T2I = ctx.ops.linear(x_TH, self.gate_up.weight, self.gate_up.bias)
-        hidden_TI = ctx.ops.glu(gate_up_T2I, kind=self.spec.act.kind, limit=self.spec.act.limit)
-        out: Tensor = self.down_proj(hidden_TI, ctx.ops)
+        act, ops = self.spec.act, ctx.ops
+        gate_up = ops.linear(x_TH, self.gate_up.weight, self.gate_up.bias)
+        if act.gated:
+            hidden_TI = ops.glu(gate_up, kind=act.kind, limit=act.limit)
+        else:
+            hidden_TI = ops.activation(gate_up, kind=act.kind)
+        out: Tensor = self.down_proj(hidden_TI, ops)
         return out

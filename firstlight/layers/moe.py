@@ -1,4 +1,5 @@
-"""Mixture of experts. T tokens, H hidden, E experts, K chosen, I intermediate."""
+"""Mixture of experts. T tokens, H hidden (for the experts, the width of their input), E experts, K chosen,
+I intermediate."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import torch
 from torch import Tensor
 
 from firstlight.layers.context import LayerContext, Ops
+from firstlight.layers.linear import Linear
 from firstlight.layers.mlp import GatedMLP
+from firstlight.layers.norm import NormLayer
 from firstlight.layers.parameter import Module, Part
-from firstlight.spec.feedforward import GLU, MoE
+from firstlight.spec.feedforward import MoE
+from firstlight.spec.norm import Norm
 
 
 class RouterLayer(Module):
@@ -43,40 +47,58 @@ class RouterLayer(Module):
 
 
 class Experts(Module):
-    """The weights of all experts: gate_up [E, 2I, H], gate first; down [E, H, I]."""
+    """The weights of all experts: gate_up [E, 2I, H], gate first, or up [E, I, H] without a gate; down [E, H, I]."""
 
     def __init__(self, hidden_size: int, spec: MoE) -> None:
         super().__init__()
         self.spec = spec
         count, width = spec.num_experts, spec.moe_intermediate_size
-        halves = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
-        gate_up = tuple(Part(f"{e}.{name}.weight", (e, rows)) for e in range(count) for name, rows in halves)
+        names = ("gate_proj", "up_proj") if spec.act.gated else ("up_proj",)
+        halves = tuple((name, slice(i * width, (i + 1) * width)) for i, name in enumerate(names))
+        first = tuple(Part(f"{e}.{name}.weight", (e, rows)) for e in range(count) for name, rows in halves)
         down = tuple(Part(f"{e}.down_proj.weight", (e,)) for e in range(count))
-        self.add_parameter("gate_up", (count, 2 * width, hidden_size), parts=gate_up)
+        self.first = "gate_up" if spec.act.gated else "up"
+        self.add_parameter(self.first, (count, len(names) * width, hidden_size), parts=first)
         self.add_parameter("down", (count, hidden_size, width), parts=down)
 
     def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor, ops: Ops) -> Tensor:
         """Return the weighted sum over the chosen experts, y_TH."""
-        act = self.spec.act
-        y: Tensor = ops.experts(x_TH, ids_TK, weights_TK, self.gate_up, self.down, kind=act.kind, limit=act.limit)
+        act, first = self.spec.act, self.get_parameter(self.first)
+        y: Tensor = ops.experts(x_TH, ids_TK, weights_TK, first, self.down, kind=act.kind, limit=act.limit)
         return y
 
 
 class MoELayer(Module):
-    """Routed experts plus the shared one, which is never scaled."""
-
-    shared: GatedMLP | None
+    """Routed experts, in a latent width if any, plus the shared one, which is gated but never scaled."""
 
     def __init__(self, hidden_size: int, spec: MoE) -> None:
         super().__init__()
+        latent, unit = spec.latent, spec.shared_unit()
+        width = latent.size if latent else hidden_size
         self.router = RouterLayer(hidden_size, spec)
-        self.experts = Experts(hidden_size, spec)
-        self.shared = None
-        if spec.shared:
-            self.shared = GatedMLP(hidden_size, GLU(intermediate_size=spec.shared.intermediate_size, act=spec.act))
+        self.experts = Experts(width, spec)
+        self.latent_down = Linear(hidden_size, width) if latent else None
+        self.latent_norm = NormLayer(width, Norm(eps=latent.norm_eps)) if latent and latent.norm else None
+        self.latent_up = Linear(width, hidden_size) if latent else None
+        self.shared = GatedMLP(hidden_size, unit) if unit else None
+        gated = spec.shared is not None and spec.shared.gate == "sigmoid"
+        self.shared_gate = Linear(hidden_size, 1) if gated else None
 
     def forward(self, x_TH: Tensor, ctx: LayerContext) -> Tensor:
         """Return y_TH."""
         weights_TK, ids_TK = self.router(x_TH, ctx.ops)
-        y_TH: Tensor = self.experts(x_TH, ids_TK, weights_TK, ctx.ops)
-        return y_TH if self.shared is None else y_TH + self.shared(x_TH, ctx)
+        y_TH = self.routed(x_TH, ids_TK, weights_TK, ctx.ops)
+        if self.shared is None:
+            return y_TH
+        shared_TH: Tensor = self.shared(x_TH, ctx)
+        if self.shared_gate is not None:
+            shared_TH = ctx.ops.shared_gate(shared_TH, x_TH, self.shared_gate.weight)
+        return y_TH + shared_TH
+
+    def routed(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor, ops: Ops) -> Tensor:
+        """Return what the chosen experts add, y_TH."""
+        narrow = x_TH if self.latent_down is None else self.latent_down(x_TH, ops)
+        y: Tensor = self.experts(narrow, ids_TK, weights_TK, ops)
+        if self.latent_norm is not None:
+            y = self.latent_norm(y, ops)
+        return y if self.latent_up is None else self.latent_up(y, ops)

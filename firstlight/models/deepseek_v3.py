@@ -5,7 +5,6 @@ The base of every port with latent attention; they override single facts through
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from firstlight.models.llama import decoder
@@ -13,7 +12,7 @@ from firstlight.spec.arch import ArchSpec, Layer
 from firstlight.spec.feedforward import GLU, SILU, Act, FeedForward, MoE, Router, SharedExpert
 from firstlight.spec.mixers import MLAttention
 from firstlight.spec.names import DECODER, MTP_LAYERS
-from firstlight.spec.norm import Norm, Rope, Yarn
+from firstlight.spec.norm import Norm, softmax_scale
 from firstlight.spec.read import Config
 
 # the release calls the projection after what it holds; ours after what it makes
@@ -36,16 +35,6 @@ class Defaults:
     scale: float = 2.5
     dense_layers: int = 3
     context: int = 163840
-
-
-def softmax_scale(qk_head_dim: int, rope: Rope | None) -> float:
-    """Return 1/sqrt(d), times mscale^2 where YaRN asks for it (`mscale_all_dim`)."""
-    scaling = qk_head_dim**-0.5
-    yarn = rope.scaling if rope else None
-    if isinstance(yarn, Yarn) and yarn.mscale_all_dim and yarn.factor > 1:
-        mscale = 0.1 * yarn.mscale_all_dim * math.log(yarn.factor) + 1.0
-        scaling *= mscale * mscale
-    return float(scaling)
 
 
 def latent_attention(

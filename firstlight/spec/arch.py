@@ -9,6 +9,7 @@ from firstlight.errors import FirstlightError
 from firstlight.spec.feedforward import FeedForward
 from firstlight.spec.mixers import Mixer, MLAttention
 from firstlight.spec.norm import Norm
+from firstlight.spec.noun import NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,11 @@ Residual = PreNorm | HyperConnections | BlockAttnRes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer: norm, mixer, norm, feed-forward."""
+    """One decoder layer: norm, mixer, norm, feed-forward. A layer of one operation leaves the other out."""
 
-    mixer: Mixer
-    ffn: FeedForward
     norm: Norm
+    mixer: Mixer = NOTHING
+    ffn: FeedForward = NOTHING
 
     def operators(self) -> tuple[str, ...]:
         """Names of the operators of mixer, feed-forward and norms, without repeats, in order of use."""

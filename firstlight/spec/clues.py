@@ -66,9 +66,9 @@ MIXERS = (
         part="mixer",
         meaning="q, k, v, z grouped per key head",
         tensors=r"in_proj_qkvz\.",
-        operators=("split_qkvz_grouped",),
+        operators=("linear",),
     ),
-    Clue(part="mixer", meaning="q, k, v beside z, b, a", tensors=r"in_proj_qkv\.", operators=("split_qkv_z_b_a",)),
+    Clue(part="mixer", meaning="q, k, v beside z, b, a", tensors=r"in_proj_qkv\.", operators=("linear",)),
     Clue(part="mixer", meaning="decay of a recurrence", tensors=r"\.(A_log|dt_bias)$", operators=("decay_gate",)),
     Clue(
         part="mixer",
@@ -173,8 +173,24 @@ FEED_FORWARDS = (
         facts=r"activation_situ_\w+|hidden_act=situ",
         operators=("situ",),
     ),
-    Clue(part="feed-forward", meaning="GELU activation", facts=r"hidden_(act|activation)=gelu\w*", operators=("gelu",)),
-    Clue(part="feed-forward", meaning="squared ReLU", facts=r"(mlp_)?hidden_act=relu2", operators=("relu2",)),
+    Clue(
+        part="feed-forward",
+        meaning="GELU by its tanh approximation",
+        facts="hidden_(act|activation)=gelu_pytorch_tanh",
+        operators=("glu",),
+    ),
+    Clue(
+        part="feed-forward",
+        meaning="GELU activation",
+        facts=r"hidden_(act|activation)=gelu(?!_pytorch_tanh$)\w*",
+        operators=("gelu",),
+    ),
+    Clue(
+        part="feed-forward",
+        meaning="squared ReLU, no gate",
+        facts=r"(mlp_)?hidden_act=relu2",
+        operators=("activation",),
+    ),
     Clue(
         part="MoE",
         meaning="mixture of experts",
@@ -198,7 +214,7 @@ FEED_FORWARDS = (
         meaning="experts of a narrower latent width",
         facts=r"routed_expert_hidden_size|moe_latent_size|latent_moe_\w+",
         tensors=r"routed_expert_(down_proj|up_proj|norm)\.|fc[12]_latent_proj\.",
-        operators=("latent_experts",),
+        operators=("linear", "experts"),
     ),
     Clue(
         part="router",

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections
 from firstlight.spec.caches import DTYPE_BYTES, CacheDecl, CacheDtypes
 from firstlight.spec.mixers import DeltaRule, GQAttention, Indexer, MLAttention
+from firstlight.spec.noun import NewNoun
 from firstlight.spec.parts import OUTSIDE, Part, parts, where, without_index
 from firstlight.spec.shapes import part_weights
 
@@ -158,7 +159,7 @@ def declared(part: Part, caches: CacheDtypes) -> CacheDecl:
         whole = noun.declare(caches)
         pages = tuple(page for page in whole.pages if page not in own.pages)
         return CacheDecl(pages=pages, states=tuple(state for state in whole.states if state not in own.states))
-    return noun.declare(caches) if isinstance(noun, (GQAttention, DeltaRule)) else CacheDecl()
+    return noun.declare(caches) if isinstance(noun, (GQAttention, DeltaRule, NewNoun)) else CacheDecl()
 
 
 def visible_tokens(noun: GQAttention | MLAttention, context: int) -> int:
@@ -184,6 +185,8 @@ def mixing_flops(part: Part, context: int, mla: MlaForm = "absorbed") -> int:
         return 4 * noun.num_attention_heads * noun.head_dim * visible_tokens(noun, context)
     if isinstance(noun, DeltaRule):
         return 7 * noun.num_v_heads * noun.head_k_dim * noun.head_v_dim
+    if isinstance(noun, NewNoun):
+        return noun.flops(context)
     if not isinstance(noun, MLAttention):
         return 0
     if part.kind == "index":

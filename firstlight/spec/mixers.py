@@ -16,23 +16,37 @@ from firstlight.spec.caches import (
     PerSequence,
     PerToken,
 )
+from firstlight.spec.choices import check_choices
 from firstlight.spec.norm import Norm, Rope
+from firstlight.spec.noun import NewNoun, Nothing
 
 INDEX_KEY_NORM = Norm(kind="layer", eps=1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputGate:
-    """Elementwise gate on a mixer's output. rank: width of a low-rank projection, None = full."""
+    """Elementwise gate on a mixer's output.
+
+    source: a projection of the hidden state, or q_proj, which then emits [q, gate] for each head (attention only).
+    rank: width of a low-rank projection of the hidden state, None = full.
+    """
 
     act: Literal["sigmoid", "silu"]
     source: Literal["hidden", "q_proj"] = "hidden"
     rank: int | None = None
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.source == "q_proj" and self.rank is not None:
+            raise ValueError(f"a gate that q_proj emits has no low-rank projection, got rank={self.rank}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GQAttention:
-    """Grouped-query attention over keys and values of every earlier token (or the last `sliding_window`)."""
+    """Grouped-query attention over keys and values of every earlier token (or the last `sliding_window`).
+
+    qk_norm: on each head of q and k, before the rotation; a gate beside q is not normed.
+    """
 
     num_attention_heads: int
     num_key_value_heads: int
@@ -46,10 +60,14 @@ class GQAttention:
     bias: bool = False
     out_bias: bool = False
 
+    def __post_init__(self) -> None:
+        _require_multiple(self, "num_attention_heads", "num_key_value_heads")
+        _require_rotation(self.rope, self.head_dim, f"{type(self).__name__}.head_dim")
+
     def operators(self) -> tuple[str, ...]:
         """Names of the operators this mixer calls."""
         names = ["linear", "cache_write", "attention"]
-        names += ["rms_norm"] if self.qk_norm else []
+        names += [] if self.qk_norm is None else ["layer_norm" if self.qk_norm.kind == "layer" else "rms_norm"]
         names += ["rope"] if self.rope else []
         names += ["output_gate"] if self.output_gate else []
         return tuple(names)
@@ -112,6 +130,12 @@ class MLAttention:
     indexer: Indexer | None = None
     bias: bool = False
 
+    def __post_init__(self) -> None:
+        _require_hidden_source(self.output_gate, type(self).__name__)
+        _require_rotation(self.rope, self.qk_rope_head_dim, f"{type(self).__name__}.qk_rope_head_dim")
+        if self.bias and self.q_lora_rank is None:
+            raise ValueError("bias belongs to q_a_proj, kv_a_proj and o_proj: a query of full rank has none")
+
     @property
     def qk_head_dim(self) -> int:
         """Width of one query head."""
@@ -172,6 +196,14 @@ class Decay:
     lower_bound: float | None = None
     rank: int | None = None
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if (self.form == "bounded") != (self.lower_bound is not None):
+            bound = self.lower_bound
+            raise ValueError(
+                f"a bounded decay alone has a bound, and needs one: got {self.form!r}, lower_bound={bound}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRule:
@@ -179,6 +211,10 @@ class DeltaRule:
 
     One noun for KDA (decay per channel) and gated DeltaNet (decay per head). q, k and v pass a
     depthwise causal convolution of width `conv_kernel_size` and silu first.
+
+    qkv_layout, the order of the projections' rows, with z the output gate, b the write strength and a the decay:
+    separate: one projection each. qkv_z_b_a: q, k and v in one. qkvz_grouped: two, in groups of one key head
+    and the r value heads it serves, [q, k, v (r heads), z (r heads)] and [b (r), a (r)].
     """
 
     num_k_heads: int
@@ -191,15 +227,37 @@ class DeltaRule:
     norm_eps: float
     qkv_layout: Literal["separate", "qkvz_grouped", "qkv_z_b_a"] = "separate"
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _require_hidden_source(self.output_gate, type(self).__name__)
+        _require_multiple(self, "num_v_heads", "num_k_heads")
+        low_rank = self.decay.rank is not None or self.output_gate.rank is not None
+        if self.qkv_layout == "qkvz_grouped" and (low_rank or self.decay.granularity != "head"):
+            raise ValueError("qkvz_grouped holds one decay per head and full-rank gates")
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of all key heads."""
+        return self.num_k_heads * self.head_k_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of all value heads."""
+        return self.num_v_heads * self.head_v_dim
+
+    @property
+    def decay_dim(self) -> int:
+        """Decays of one token."""
+        return self.num_v_heads * (self.head_k_dim if self.decay.granularity == "channel" else 1)
+
     @property
     def conv_dim(self) -> int:
         """Channels of the convolution: q, k and v concatenated."""
-        return 2 * self.num_k_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
+        return 2 * self.key_dim + self.value_dim
 
     def operators(self) -> tuple[str, ...]:
         """Names of the operators this mixer calls."""
-        layout = () if self.qkv_layout == "separate" else (f"split_{self.qkv_layout}",)
-        return ("linear", "short_conv", "decay_gate", "delta_rule", "gated_rms_norm", *layout)
+        return ("linear", "short_conv", "decay_gate", "delta_rule", "gated_rms_norm")
 
     def declare(self, dtypes: CacheDtypes) -> CacheDecl:
         """State stored [heads, V, K], the convolution window, and the raw inputs a draft token leaves."""
@@ -208,14 +266,28 @@ class DeltaRule:
         )
         shape = (self.num_v_heads, self.head_v_dim, self.head_k_dim)
         state = PerSequence(name="recurrent", shape=shape, dtype=dtypes.state, kind="recurrent")
-        decay_dim = self.num_v_heads * (self.head_k_dim if self.decay.granularity == "channel" else 1)
         records = (
             PerDraftToken(name="conv_input", shape=(self.conv_dim,), dtype=dtypes.kv),
-            PerDraftToken(name="decay", shape=(decay_dim,), dtype="float32"),
+            PerDraftToken(name="decay", shape=(self.decay_dim,), dtype="float32"),
             PerDraftToken(name="beta", shape=(self.num_v_heads,), dtype="float32"),
         )
         # 64: the chunk of the prefill scan, where a state exists anyway
         return CacheDecl(states=(state, window), records=records, grid=64)
 
 
-Mixer = GQAttention | MLAttention | DeltaRule
+def _require_hidden_source(gate: OutputGate | None, owner: str) -> None:
+    if gate is not None and gate.source != "hidden":
+        raise ValueError(f"the output gate of {owner} reads the hidden state, not {gate.source}")
+
+
+def _require_multiple(noun: GQAttention | DeltaRule, heads: str, shared: str) -> None:
+    if getattr(noun, heads) % getattr(noun, shared):
+        raise ValueError(f"{heads}={getattr(noun, heads)} is not a multiple of {shared}={getattr(noun, shared)}")
+
+
+def _require_rotation(rope: Rope | None, width: int, owner: str) -> None:
+    if rope is not None and rope.dim > width:
+        raise ValueError(f"rope turns {rope.dim} dimensions of {owner}={width}")
+
+
+Mixer = GQAttention | MLAttention | DeltaRule | NewNoun | Nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,3 +60,13 @@ class Rope:
     dim: int
     layout: Literal["half", "interleave"] = "half"
     scaling: Yarn | Llama3Scaling | LinearScaling | None = None
+
+
+def softmax_scale(qk_head_dim: int, rope: Rope | None) -> float:
+    """Return 1/sqrt(d), times mscale^2 where YaRN asks for it (`mscale_all_dim`)."""
+    scaling = qk_head_dim**-0.5
+    yarn = rope.scaling if rope else None
+    if isinstance(yarn, Yarn) and yarn.mscale_all_dim and yarn.factor > 1:
+        mscale = 0.1 * yarn.mscale_all_dim * math.log(yarn.factor) + 1.0
+        scaling *= mscale * mscale
+    return float(scaling)

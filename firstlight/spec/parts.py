@@ -6,13 +6,14 @@ Layers are numbered from 0, as in checkpoint names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections, PreNorm, Residual, norm_operator
 from firstlight.spec.feedforward import GLU, FeedForward, MoE
 from firstlight.spec.mixers import DeltaRule, GQAttention, Mixer, MLAttention
 from firstlight.spec.norm import Norm
+from firstlight.spec.noun import NewNoun, Nothing
 
 Noun = ArchSpec | Mixer | FeedForward | Norm | Residual
 Kind = Literal["embedding", "mixer", "index", "feed-forward", "norm", "residual", "head"]
@@ -47,10 +48,12 @@ def parts(arch: ArchSpec) -> tuple[Part, ...]:
         found.setdefault((kind, noun), []).append(place)
 
     for place, layer in enumerate(arch.layers):
-        add("mixer", layer.mixer, place)
+        if not isinstance(layer.mixer, Nothing):
+            add("mixer", layer.mixer, place)
         if isinstance(layer.mixer, MLAttention) and layer.mixer.indexer and layer.mixer.indexer.mode == "full":
             add("index", layer.mixer, place)
-        add("feed-forward", layer.ffn, place)
+        if not isinstance(layer.ffn, Nothing):
+            add("feed-forward", layer.ffn, place)
         add("norm", layer.norm, place)
         if not isinstance(arch.residual, PreNorm):
             add("residual", arch.residual, place)
@@ -89,16 +92,19 @@ def label(kind: Kind, noun: Noun) -> str:
     """Return a short name of a noun in its role."""
     if isinstance(noun, ArchSpec):
         return kind if kind == "embedding" or not noun.tie_word_embeddings else f"{kind} (tied)"
+    if isinstance(noun, NewNoun):
+        return noun.label
     if isinstance(noun, MLAttention):
         return index_label(noun) if kind == "index" else latent_label(noun)
     if isinstance(noun, GQAttention):
-        return f"GQA(window {noun.sliding_window})" if noun.sliding_window else "GQA"
+        return _gated(noun) + (f"GQA(window {noun.sliding_window})" if noun.sliding_window else "GQA")
     if isinstance(noun, DeltaRule):
         return "KDA" if noun.decay.granularity == "channel" else "GDN"
     if isinstance(noun, MoE):
-        return f"MoE({noun.num_experts}, top {noun.num_experts_per_tok})"
+        latent = f", latent {noun.latent.size}" if noun.latent else ""
+        return f"MoE({noun.num_experts}, top {noun.num_experts_per_tok}{latent})"
     if isinstance(noun, GLU):
-        return f"GLU({noun.intermediate_size})"
+        return f"{'GLU' if noun.act.gated else 'MLP'}({noun.intermediate_size})"
     if isinstance(noun, Norm):
         return {"rms": "RMSNorm", "rms1p": "RMSNorm(1 + w)", "layer": "LayerNorm"}[noun.kind]
     if isinstance(noun, HyperConnections):
@@ -109,9 +115,13 @@ def label(kind: Kind, noun: Noun) -> str:
 def latent_label(mixer: MLAttention) -> str:
     """Return the label of a latent attention; one that owns no index says so."""
     if mixer.indexer is None:
-        return "MLA"
+        return f"{_gated(mixer)}MLA"
     reused = ", shared" if mixer.indexer.mode == "shared" else ""
-    return f"sparse MLA(top {mixer.indexer.topk}{reused})"
+    return f"{_gated(mixer)}sparse MLA(top {mixer.indexer.topk}{reused})"
+
+
+def _gated(mixer: GQAttention | MLAttention) -> str:
+    return "gated " if mixer.output_gate else ""
 
 
 def index_label(mixer: MLAttention) -> str:
@@ -131,6 +141,7 @@ def _told_apart(made: list[Part]) -> tuple[Part, ...]:
 def _difference(noun: Noun, alike: list[Part]) -> str:
     if len(alike) == 1:
         return ""
+    assert is_dataclass(noun), f"{type(noun).__name__} is a dataclass"
     names = [f.name for f in fields(noun) if len({repr(getattr(part.noun, f.name)) for part in alike}) > 1]
     return f" [{', '.join(f'{name}={getattr(noun, name)}' for name in names)}]"
 
@@ -165,6 +176,7 @@ def fold_layers(arch: ArchSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     labels = {(part.kind, part.noun): part.label for part in parts(arch)}
     folded: dict[str, list[int]] = {}
     for index, layer in enumerate(arch.layers):
-        pattern = f"{labels['mixer', layer.mixer]} + {labels['feed-forward', layer.ffn]}"
+        present: tuple[tuple[Kind, Noun], ...] = (("mixer", layer.mixer), ("feed-forward", layer.ffn))
+        pattern = " + ".join(labels[kind, noun] for kind, noun in present if (kind, noun) in labels)
         folded.setdefault(pattern, []).append(index)
     return tuple((pattern, tuple(numbers)) for pattern, numbers in folded.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from firstlight.errors import FirstlightError, closest
 from firstlight.spec.norm import LinearScaling, Llama3Scaling, Rope, Yarn
 
 T = TypeVar("T", int, float, str, bool)
+V = TypeVar("V")
 
 # canonical key -> other spellings of the same fact
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -56,12 +57,13 @@ HARMLESS = frozenset(
 @dataclass(slots=True)
 class Config:
     """A config.json being read. `where` names the file in messages; `read` collects the keys a port used;
-    `prefix` is the path of a nested object, as in "rope_scaling."."""
+    `prefix` is the path of a nested object, as in "rope_scaling."; `sections` those that are read key by key."""
 
     raw: dict[str, Any]
     where: str = "config.json"
     read: set[str] = field(default_factory=set)
     prefix: str = ""
+    sections: dict[str, Config] = field(default_factory=dict)
 
     def _find(self, key: str) -> tuple[str, Any] | None:
         spellings = (key, *ALIASES.get(key, ()))
@@ -145,8 +147,16 @@ class Config:
             raise self.wrong(f"{key} must list whole numbers, got {shown(value)}")
         return tuple(self._typed(f"{key}[{i}]", item, int) for i, item in enumerate(value))
 
-    def section(self, key: str, keys: Collection[str]) -> Config:
-        """Return a nested object as a config, empty where absent. Raises: FirstlightError on a key not in keys."""
+    def section(self, key: str, keys: Collection[str] | None = None) -> Config:
+        """Return a nested object as a config, empty where absent.
+
+        keys: those it may have; None: each must be read, or it counts as unknown, like a key of this config.
+        Raises: FirstlightError on a key not in keys.
+        """
+        if keys is None:
+            if key not in self.sections:
+                self.sections[key] = Config(self.table(key), where=self.where, prefix=f"{self.prefix}{key}.")
+            return self.sections[key]
         table = {name: value for name, value in self.table(key).items() if value is not None}
         if extra := sorted(set(table) - set(keys)):
             near = closest(extra[0], sorted(keys))
@@ -174,6 +184,22 @@ class Config:
         if value is not None and not isinstance(value, dict):
             raise FirstlightError(f"{key} must be an object, got {value!r}", where=self.where)
         return dict(value or {})
+
+    def per_layer(self, key: str, choices: Mapping[str, V], count: int | None = None) -> tuple[V, ...]:
+        """Return what each layer has, by the word that a per-layer list holds for it. count None: as long as the list.
+
+        Raises: FirstlightError if the list is absent or short, or holds another word.
+        """
+        listed = self.raw.get(key)
+        words = self.names(key, len(listed) if count is None and isinstance(listed, list) else count or 0, choices)
+        if words is None:
+            raise FirstlightError(
+                f"config.json lacks {self.prefix}{key}",
+                where=self.where,
+                why="it says what each layer is",
+                fix="compare with the config.json of the release",
+            )
+        return tuple(choices[word] for word in words)
 
     def names(self, key: str, count: int, choices: Iterable[str]) -> tuple[str, ...] | None:
         """Return a per-layer list of words, or None where absent. Raises: FirstlightError on length or word."""
@@ -235,25 +261,42 @@ class Config:
         """Return the keys nobody read, each with the nearest known key. Null values count as absent."""
         left = [key for key in self.raw if key not in self.read and key not in HARMLESS and self.raw[key] is not None]
         known = sorted(self.read | HARMLESS)
-        return {key: closest(key, known) for key in left}
+        found = {key: closest(key, known) for key in left}
+        for name, section in self.sections.items():
+            found |= {f"{name}.{key}": near for key, near in section.unknown().items()}
+        return found
 
     def rope(self, dim: int, *, layout: str, theta: float = 10000.0) -> Rope:
-        """Return the rotary positions in either spelling: rope_parameters, or rope_theta with rope_scaling."""
-        self.expect("partial_rotary_factor", 1)
-        top = self.optional("rope_theta", float)
+        """Return the rotary positions in either spelling: rope_parameters, or rope_theta with rope_scaling.
+
+        dim: dimensions that may rotate, of which `partial_rotary_factor` rotates the first part.
+        """
         given = [key for key in ("rope_parameters", "rope_scaling") if self.table(key)]
         scalings = {key: rope_scaling(self.rope_section(key), self.get("max_position_embeddings", 0)) for key in given}
         if len(set(scalings.values())) > 1:
             raise self.contradiction({key: self.raw[key] for key in given})
-        nested = [found for key in given if (found := self.rope_section(key).optional("rope_theta", float)) is not None]
-        thetas = [*nested, *([] if top is None else [top])]
-        if len(set(thetas)) > 1:
-            raise self.contradiction({"rope_theta": top, **{key: self.raw[key] for key in given}})
-        for value in thetas:
-            self._positive("rope_theta", value)
+        factor = self._rope_number("partial_rotary_factor", given, 1.0)
+        rotated = int(dim * factor)
+        if factor != 1 and (factor > 1 or rotated < 2 or rotated % 2):
+            raise self.wrong(
+                f"partial_rotary_factor={factor} rotates {rotated} of {dim} dimensions, not an even number up to {dim}"
+            )
+        base = self._rope_number("rope_theta", given, theta)
         chosen = "half" if layout == "half" else "interleave"
         scaling = scalings[given[0]] if given else None
-        return Rope(theta=thetas[0] if thetas else theta, dim=dim, layout=chosen, scaling=scaling)  # type: ignore[arg-type]
+        return Rope(theta=base, dim=rotated, layout=chosen, scaling=scaling)  # type: ignore[arg-type]
+
+    def _rope_number(self, key: str, sections: Sequence[str], default: float) -> float:
+        """Return a number > 0 that may stand beside the sections of rotary parameters and in them."""
+        found = self._find(key)
+        top = None if found is None else self._typed(key, found[1], float)
+        nested = [value for name in sections if (value := self.rope_section(name).optional(key, float)) is not None]
+        values = [*nested, *([] if top is None else [top])]
+        if len(set(values)) > 1:
+            raise self.contradiction({key: top, **{name: self.raw[name] for name in sections}})
+        for value in values:
+            self._positive(key, value)
+        return values[0] if values else default
 
     def rope_section(self, key: str) -> Config:
         """Return a table of rotary parameters; `type` is an old spelling of `rope_type`."""
@@ -282,7 +325,6 @@ ROPE_KEYS: dict[str, set[str]] = {
 
 def rope_scaling(table: Config, context: int) -> Yarn | Llama3Scaling | LinearScaling | None:
     """Return the scaling noun of a rope table. context: positions before scaling where the table names none."""
-    table.expect("partial_rotary_factor", 1)
     kind, original = table.get("rope_type", "default"), table.get("original_max_position_embeddings", context)
     if kind == "linear":
         return LinearScaling(factor=table.above_zero("factor"))

@@ -5,48 +5,15 @@ Enough to count parameters, bytes and multiply-adds of a model without building 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections
 from firstlight.spec.feedforward import GLU, MoE
 from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention, OutputGate
 from firstlight.spec.norm import Norm
+from firstlight.spec.noun import NewNoun, Nothing
 from firstlight.spec.parts import OUTSIDE, Part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """One tensor, or `copies` alike (`{e}` in the name), of which a token reads `used`.
-
-    multiplies: every element read costs one multiply-add per token. float32: kept so in any dtype.
-    copies 0: stored elsewhere, such as a head tied to the embedding.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    copies: int = 1
-    used: int = 1
-    multiplies: bool = False
-    float32: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Elements stored."""
-        return prod(self.shape) * self.copies
-
-    @property
-    def active(self) -> int:
-        """Elements stored that one token reads."""
-        return prod(self.shape) * min(self.used, self.copies)
-
-    @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of one token."""
-        return prod(self.shape) * self.used if self.multiplies else 0
-
-
-Weights = tuple[Weight, ...]
+from firstlight.spec.weight import Weight, Weights, linear, norm
 
 
 def part_weights(arch: ArchSpec, part: Part, place: int) -> Weights:
@@ -57,24 +24,35 @@ def part_weights(arch: ArchSpec, part: Part, place: int) -> Weights:
         return (
             replace(linear("head", arch.vocab_size, arch.hidden_size)[0], copies=0 if arch.tie_word_embeddings else 1),
         )
-    return _noun_weights(part, place, arch.hidden_size)
+    return _noun_weights(part, _sub_layers(arch, place), arch.hidden_size)
 
 
-def _noun_weights(part: Part, place: int, hidden: int) -> Weights:
+def _sub_layers(arch: ArchSpec, place: int) -> tuple[str, ...]:
+    """Return which sub-layers a layer has; none outside the layers."""
+    if place == OUTSIDE:
+        return ()
+    layer = arch.layers[place]
+    present = {"mixer": layer.mixer, "ffn": layer.ffn}
+    return tuple(name for name, noun in present.items() if not isinstance(noun, Nothing))
+
+
+def _noun_weights(part: Part, sub_layers: tuple[str, ...], hidden: int) -> Weights:
     noun = part.noun
-    names: tuple[str, ...]
+    residuals = tuple(f"{name}_residual" for name in sub_layers)
     if isinstance(noun, Norm):
-        names = ("norm",) if place == OUTSIDE else ("mixer_norm", "ffn_norm")
+        names = tuple(f"{name}_norm" for name in sub_layers) or ("norm",)
         return tuple(weight for name in names for weight in norm(name, hidden, noun.kind))
     if isinstance(noun, HyperConnections):
-        names = () if place == OUTSIDE else ("mixer_residual", "ffn_residual")
-        return tuple(weight for name in names for weight in hyper_connection(name, noun.mult, hidden))
+        return tuple(weight for name in residuals for weight in hyper_connection(name, noun.mult, hidden))
     if isinstance(noun, BlockAttnRes):
-        names = ("residual",) if place == OUTSIDE else ("mixer_residual", "ffn_residual")
         return tuple(
-            weight for name in names for weight in norm(f"{name}.norm", hidden) + linear(f"{name}.proj", 1, hidden)
+            weight
+            for name in residuals or ("residual",)
+            for weight in norm(f"{name}.norm", hidden) + linear(f"{name}.proj", 1, hidden)
         )
-    if isinstance(noun, MLAttention):
+    if isinstance(noun, NewNoun):
+        found = noun.weights(hidden)
+    elif isinstance(noun, MLAttention):
         found = index(noun, hidden) if part.kind == "index" else latent_attention(noun, hidden)
     elif isinstance(noun, GQAttention):
         found = attention(noun, hidden)
@@ -82,21 +60,9 @@ def _noun_weights(part: Part, place: int, hidden: int) -> Weights:
         found = delta_rule(noun, hidden)
     else:
         assert isinstance(noun, (GLU, MoE)), f"{type(noun).__name__} has no weights"
-        found = glu(noun.intermediate_size, hidden, bias=noun.bias) if isinstance(noun, GLU) else experts(noun, hidden)
+        found = feed_forward(noun, hidden) if isinstance(noun, GLU) else experts(noun, hidden)
     prefix = "ffn" if part.kind == "feed-forward" else "mixer.indexer" if part.kind == "index" else "mixer"
     return tuple(replace(weight, name=f"{prefix}.{weight.name}") for weight in found)
-
-
-def linear(name: str, outputs: int, inputs: int, *, bias: bool = False) -> Weights:
-    """Return a projection, with its bias if any."""
-    weight = Weight(name=f"{name}.weight", shape=(outputs, inputs), multiplies=True)
-    return (weight, Weight(name=f"{name}.bias", shape=(outputs,))) if bias else (weight,)
-
-
-def norm(name: str, dim: int, kind: str = "rms") -> Weights:
-    """Return a norm's weight, and the bias of a LayerNorm."""
-    weight = Weight(name=f"{name}.weight", shape=(dim,))
-    return (weight, Weight(name=f"{name}.bias", shape=(dim,))) if kind == "layer" else (weight,)
 
 
 def output_gate(gate: OutputGate | None, width: int, hidden: int) -> Weights:
@@ -152,33 +118,46 @@ def index(noun: MLAttention, hidden: int) -> Weights:
 
 def delta_rule(noun: DeltaRule, hidden: int) -> Weights:
     """Return the weights of a delta rule; its convolution, decay and norm stay fp32."""
-    keys, values = noun.num_k_heads * noun.head_k_dim, noun.num_v_heads * noun.head_v_dim
-    decays = noun.num_v_heads * (noun.head_k_dim if noun.decay.granularity == "channel" else 1)
-    widths, rank = {"q": keys, "k": keys, "v": values}, noun.decay.rank
-    found: Weights = ()
-    for name, width in widths.items():
-        found += linear(f"{name}_proj", width, hidden)
-        conv = (width, noun.conv_kernel_size)
-        found += (Weight(name=f"{name}_conv1d.weight", shape=conv, multiplies=True, float32=True),)
-    found += linear("b_proj", noun.num_v_heads, hidden)
-    found += (
-        linear("f_proj", decays, hidden)
-        if rank is None
-        else linear("f_a_proj", rank, hidden) + linear("f_b_proj", decays, rank)
-    )
+    found = delta_inputs(noun, hidden)
     found += (
         Weight(name="A_log", shape=(noun.num_v_heads,), float32=True),
-        Weight(name="dt_bias", shape=(decays,), float32=True),
+        Weight(name="dt_bias", shape=(noun.decay_dim,), float32=True),
+        Weight(name="o_norm.weight", shape=(noun.head_v_dim,), float32=True),
     )
-    found += output_gate(noun.output_gate, values, hidden)
-    found += (Weight(name="o_norm.weight", shape=(noun.head_v_dim,), float32=True),)
-    return found + linear("o_proj", hidden, values)
+    return found + linear("o_proj", hidden, noun.value_dim)
 
 
-def glu(width: int, hidden: int, *, bias: bool = False) -> Weights:
-    """Return the three projections of a gated unit."""
-    found = linear("gate_proj", width, hidden, bias=bias) + linear("up_proj", width, hidden, bias=bias)
-    return found + linear("down_proj", hidden, width, bias=bias)
+def delta_inputs(noun: DeltaRule, hidden: int) -> Weights:
+    """Return the projections of q, k, v, output gate, write strength and decay, and the convolution over q, k, v."""
+    if noun.qkv_layout == "separate":
+        widths = {"q": noun.key_dim, "k": noun.key_dim, "v": noun.value_dim}
+        found = tuple(weight for name, width in widths.items() for weight in linear(f"{name}_proj", width, hidden))
+        found += tuple(weight for name, width in widths.items() for weight in conv(f"{name}_conv1d", width, noun))
+    else:
+        found = conv("conv1d", noun.conv_dim, noun)
+    if noun.qkv_layout == "qkvz_grouped":
+        found += linear("qkvz_proj", noun.conv_dim + noun.value_dim, hidden)
+        return found + linear("ba_proj", 2 * noun.num_v_heads, hidden)
+    if noun.qkv_layout == "qkv_z_b_a":
+        found += linear("qkv_proj", noun.conv_dim, hidden)
+    found += linear("b_proj", noun.num_v_heads, hidden) + output_gate(noun.output_gate, noun.value_dim, hidden)
+    rank = noun.decay.rank
+    if rank is None:
+        return found + linear("f_proj", noun.decay_dim, hidden)
+    return found + linear("f_a_proj", rank, hidden) + linear("f_b_proj", noun.decay_dim, rank)
+
+
+def conv(name: str, channels: int, noun: DeltaRule) -> Weights:
+    """Return a depthwise convolution over that many channels."""
+    return (Weight(name=f"{name}.weight", shape=(channels, noun.conv_kernel_size), multiplies=True, float32=True),)
+
+
+def feed_forward(noun: GLU, hidden: int) -> Weights:
+    """Return the three projections of a gated unit, or the two of one without a gate."""
+    names = ("gate_proj", "up_proj") if noun.act.gated else ("up_proj",)
+    width = noun.intermediate_size
+    found = tuple(weight for name in names for weight in linear(name, width, hidden, bias=noun.bias))
+    return found + linear("down_proj", hidden, width, bias=noun.bias)
 
 
 def experts(noun: MoE, hidden: int) -> Weights:
@@ -186,18 +165,16 @@ def experts(noun: MoE, hidden: int) -> Weights:
     found = linear("router", noun.num_experts, hidden)
     if noun.router.bias == "selection":
         found += (Weight(name="router.bias", shape=(noun.num_experts,), float32=True),)
-    for weight in glu(noun.moe_intermediate_size, hidden):
-        found += (
-            replace(
-                weight, name=f"experts.{{e}}.{weight.name}", copies=noun.num_experts, used=noun.num_experts_per_tok
-            ),
-        )
-    if noun.shared:
-        found += tuple(
-            replace(weight, name=f"shared.{weight.name}") for weight in glu(noun.shared.intermediate_size, hidden)
-        )
-        found += linear("shared_gate", 1, hidden) if noun.shared.gate == "sigmoid" else ()
-    return found
+    width = noun.latent.size if noun.latent else hidden
+    expert = feed_forward(GLU(intermediate_size=noun.moe_intermediate_size, act=noun.act), width)
+    count, used = noun.num_experts, noun.num_experts_per_tok
+    found += tuple(replace(one, name=f"experts.{{e}}.{one.name}", copies=count, used=used) for one in expert)
+    if noun.latent:
+        found += linear("latent_down", width, hidden) + linear("latent_up", hidden, width)
+        found += norm("latent_norm", width) if noun.latent.norm else ()
+    unit = noun.shared_unit()
+    found += tuple(replace(one, name=f"shared.{one.name}") for one in feed_forward(unit, hidden)) if unit else ()
+    return found + (linear("shared_gate", 1, hidden) if noun.shared and noun.shared.gate == "sigmoid" else ())
 
 
 def hyper_connection(name: str, streams: int, hidden: int) -> Weights:

@@ -51,18 +51,20 @@ TABLES = {
 }
 
 
+@pytest.mark.parametrize("rotated", [{}, {"partial_rotary_factor": 0.5}], ids=["whole", "half of the head"])
 @pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("name", TABLES)
-def test_frequencies_equal_transformers(name: str, spelling: str) -> None:
-    table = {"rope_theta": 50000.0, **TABLES[name]}
+def test_frequencies_equal_transformers(name: str, spelling: str, rotated: dict[str, float]) -> None:
+    table = {"rope_theta": 50000.0, **TABLES[name], **rotated}
     theirs = LlamaConfig(head_dim=64, rope_parameters=dict(table), max_position_embeddings=131072)
     expected, factor = ROPE_INIT_FUNCTIONS[str(table["rope_type"])](theirs, device="cpu")
     raw: dict[str, object] = {"max_position_embeddings": 131072}
     if spelling == "rope_parameters":
         raw["rope_parameters"] = table
     else:
-        raw |= {"rope_theta": 50000.0, "rope_scaling": {"type": table["rope_type"], **TABLES[name]}}
+        raw |= {"rope_theta": 50000.0, **rotated, "rope_scaling": {"type": table["rope_type"], **TABLES[name]}}
     found, found_factor = rotary_frequencies(Config(raw).rope(64, layout="half"))
+    assert len(found) == (16 if rotated else 32)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert found_factor == pytest.approx(factor)
 

@@ -140,8 +140,9 @@ def test_rotary_scaling_without_original_positions_takes_the_context() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "betafast": 1}}, "rope_scaling has unknown keys: betafast"),
         ({"rope_scaling": {"type": "llama3", "factor": 4.0}}, "config.json lacks rope_scaling.low_freq_factor"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "rope_parameters has unknown keys: factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5 is not supported"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor=0.1 rotates 1 of 16 dimensions"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor=1.5 rotates 24 of 16"),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
     ],
 )
 def test_rotary_parameters_that_are_not_understood_are_refused(changes: Raw, message: str) -> None:
@@ -152,6 +153,15 @@ def test_rotary_parameters_that_are_not_understood_are_refused(changes: Raw, mes
 
 def test_a_whole_head_may_be_named_as_rotated() -> None:
     assert rope_of(partial_rotary_factor=1.0) == rope_of()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}]
+)
+def test_a_part_of_the_head_rotates_in_either_spelling(changes: Raw) -> None:
+    found = rope_of(**changes)
+    assert found is not None
+    assert found.dim == 8
 
 
 @pytest.mark.parametrize(

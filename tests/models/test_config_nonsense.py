@@ -90,7 +90,7 @@ def test_a_port_that_raises_is_named_with_the_exception_and_its_line() -> None:
     with pytest.raises(FirstlightError) as refused:
         read_arch(tiny_config("llama"), port)
     line = raised.__code__.co_firstlineno + 2
-    assert refused.value.what == "the port of mine fails: KeyError: 'no_such_size'"
+    assert refused.value.what == "arch(cfg) for mine fails: KeyError: 'no_such_size'"
     assert f"{Path(__file__).name}:{line}" in refused.value.where
     assert "mine.py" in refused.value.why
 

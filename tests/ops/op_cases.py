@@ -74,6 +74,8 @@ def rms_norm(s: Setting) -> Iterator[Call]:
     yield Call("unweighted", (x, None), {"eps": 1e-6})
     yield Call("heads, fp32 weight", (heads, s.randn(16, dtype=torch.float32)), {"eps": 1e-5})
     yield Call("tiny", (x * 1e-4, weight), {"eps": 1e-6})
+    for plus_one in (False, True):
+        yield Call(f"a weight per group, {plus_one}", (heads, s.randn(3, 16)), {"eps": 1e-6, "plus_one": plus_one})
 
 
 def layer_norm(s: Setting) -> Iterator[Call]:
@@ -85,7 +87,24 @@ def layer_norm(s: Setting) -> Iterator[Call]:
 def gated_rms_norm(s: Setting) -> Iterator[Call]:
     x, gate = s.randn(s.num_tokens, 3, 16), s.randn(s.num_tokens, 3, 16, scale=3.0)
     for act in ("sigmoid", "silu"):
-        yield Call(act, (x, gate, s.randn(16)), {"eps": 1e-5, "act": act})
+        for weight, name in ((s.randn(16), "one weight"), (s.randn(3, 16), "a weight per group")):
+            for first in (False, True):
+                kwargs = {"eps": 1e-5, "act": act, "gate_first": first}
+                yield Call(f"{act}, {name}, gate first {first}", (x, gate, weight), kwargs)
+    yield Call("fp32 weight", (x, gate, s.randn(16, dtype=torch.float32)), {"eps": 1e-5, "act": "silu"})
+
+
+def output_gate(s: Setting) -> Iterator[Call]:
+    x, gate = s.randn(s.num_tokens, 3, 16), s.randn(s.num_tokens, 3, 32, scale=3.0)
+    for act in ("sigmoid", "silu"):
+        yield Call(act, (x, gate[..., :16].contiguous()), {"act": act})
+        # the second half of each head, as q_proj emits it
+        yield Call(f"{act}, strided", (x, gate[..., 16:]), {"act": act})
+
+
+def shared_gate(s: Setting) -> Iterator[Call]:
+    yield Call("plain", (s.randn(s.num_tokens, 12), s.randn(s.num_tokens, 12), s.randn(1, 12)))
+    yield Call("large", (s.randn(s.num_tokens, 12), s.randn(s.num_tokens, 12), s.randn(1, 12, scale=9.0)))
 
 
 def linear(s: Setting) -> Iterator[Call]:
@@ -191,6 +210,9 @@ def short_conv(s: Setting) -> Iterator[Call]:
         weight = s.randn(12, width, dtype=torch.float32)
         yield Call(f"width {width}, {act}", (x, weight, s.state((width - 1, 12)), s.rows), {"act": act})
     yield Call("bias", (x, weight, s.state((3, 12)), s.rows), {"bias_C": s.randn(12)})
+    yield Call(
+        "fp32 bias", (x, weight, s.state((3, 12)), s.rows), {"bias_C": s.randn(12, dtype=torch.float32), "act": None}
+    )
 
 
 def decay_gate(s: Setting) -> Iterator[Call]:
@@ -227,6 +249,11 @@ def glu(s: Setting) -> Iterator[Call]:
     x = s.randn(s.num_tokens, 24, scale=3.0)
     yield Call("silu", (x,), {"kind": "silu"})
     yield Call("clamp", (x,), {"kind": "clamp", "limit": 2.0})
+    yield Call("gelu_tanh", (x,), {"kind": "gelu_tanh"})
+
+
+def activation(s: Setting) -> Iterator[Call]:
+    yield Call("relu2", (s.randn(s.num_tokens, 24, scale=3.0),), {"kind": "relu2"})
 
 
 def router(s: Setting) -> Iterator[Call]:
@@ -250,6 +277,12 @@ def experts(s: Setting) -> Iterator[Call]:
     # too large to compute every expert for more than a few tokens
     wide = (s.randn(6, 1600, 12, scale=0.3), s.randn(6, 12, 800, scale=0.04))
     yield Call("wide", (*args, *wide), {"kind": "silu"})
+    yield Call("gelu_tanh", (*args, *weights), {"kind": "gelu_tanh"})
+    # no gate: the rows are up alone
+    yield Call("relu2", (*args, s.randn(6, 10, 12, scale=0.3), weights[1]), {"kind": "relu2"})
+    yield Call(
+        "relu2, wide", (*args, s.randn(6, 1600, 12, scale=0.3), s.randn(6, 12, 1600, scale=0.04)), {"kind": "relu2"}
+    )
 
 
 def hyper_read(s: Setting) -> Iterator[Call]:
@@ -274,8 +307,8 @@ def hyper_head(s: Setting) -> Iterator[Call]:
 MAKERS: dict[str, Callable[[Setting], Iterator[Call]]] = {
     maker.__name__: maker
     for maker in (
-        rms_norm, layer_norm, gated_rms_norm, linear, embedding, rope, cache_write, attention, mla, sparse_mla,
-        index_topk, index_pool, short_conv, decay_gate, delta_rule, glu, router, experts, hyper_read, hyper_write,
-        hyper_head,
+        rms_norm, layer_norm, gated_rms_norm, output_gate, shared_gate, linear, embedding, rope, cache_write,
+        attention, mla, sparse_mla, index_topk, index_pool, short_conv, decay_gate, delta_rule, glu, activation,
+        router, experts, hyper_read, hyper_write, hyper_head,
     )
 }  # fmt: skip

@@ -248,11 +248,61 @@ def test_an_expert_that_was_not_chosen_cannot_spoil_a_token(body: Body, gen: tor
     assert_close(body("experts")(x, ids, weights, gate_up, down, kind="silu"), expected)
 
 
+def test_gates_and_activations_are_their_formulas(body: Body) -> None:
+    x, gate = torch.tensor([[2.0, -3.0, 0.5]]), torch.tensor([[0.0, 1.0, -2.0]])
+    sigmoid = [0.5, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(2))]
+    assert_close(body("output_gate")(x, gate, act="sigmoid"), x * torch.tensor([sigmoid]))
+    assert_close(body("output_gate")(x, gate, act="silu"), x * gate * torch.tensor([sigmoid]))
+    # w . x = 2 - 3 + 0.5
+    assert_close(body("shared_gate")(2 * x, x, torch.ones(1, 3)), 2 * x / (1 + math.exp(0.5)))
+    assert_close(body("activation")(x, kind="relu2"), torch.tensor([[4.0, 0.0, 0.25]]))
+    gelu = [g / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) for g in gate[0].tolist()]
+    assert_close(body("glu")(torch.cat([gate, x], dim=1), kind="gelu_tanh"), x * torch.tensor([gelu]))
+
+
+def test_a_gate_is_rounded_once_and_gates_in_fp32(body: Body, gen: torch.Generator) -> None:
+    x, gate, weight = (torch.randn(*shape, generator=gen).bfloat16() for shape in ((63, 40), (63, 40), (1, 40)))
+    for act in ("sigmoid", "silu"):
+        exact = body("output_gate")(x.float(), gate.float(), act=act)
+        assert torch.equal(body("output_gate")(x, gate, act=act), exact.bfloat16())
+    # the sum of w . x in bf16 would be off by more than the rounding of the result
+    exact = x.double() * torch.sigmoid(gate.double() @ weight.double().T)
+    found = body("shared_gate")(x, gate, weight)
+    assert ((found.double() - exact) / exact).abs().max() <= 2.0**-8
+
+
+@pytest.mark.parametrize("act", ["sigmoid", "silu"])
+def test_a_norm_behind_an_open_gate_is_a_norm_and_per_group_a_norm_of_each(
+    body: Body, gen: torch.Generator, act: str
+) -> None:
+    x, weight = torch.randn(63, 2, 8, generator=gen), torch.randn(2, 8, generator=gen)
+    gate = torch.randn(63, 2, 8, generator=gen)
+    found = body("gated_rms_norm")(x, gate, weight, eps=1e-5, act=act, gate_first=True)
+    gated = body("output_gate")(x, gate, act=act)
+    for group in range(2):
+        assert_close(found[:, group], body("rms_norm")(gated[:, group], weight[group], eps=1e-5))
+    # the gate scales what leaves the norm, not what enters it
+    late = body("gated_rms_norm")(x, gate, weight, eps=1e-5, act=act)
+    assert_close(late, body("output_gate")(body("rms_norm")(x, weight, eps=1e-5), gate, act=act))
+    assert (late - found).abs().max() > 0.1
+
+
+EXPERT = (
+    torch.ones(1, 4), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), torch.ones(2, 6, 4), torch.ones(2, 4, 3)
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("operator", "args", "kwargs"),
     [
         ("glu", (torch.ones(1, 4),), {"kind": "relu"}),
         ("glu", (torch.ones(1, 4),), {"kind": "clamp"}),
+        ("glu", (torch.ones(1, 4),), {"kind": "relu2"}),
+        ("activation", (torch.ones(1, 4),), {"kind": "silu"}),
+        ("output_gate", (torch.ones(1, 4), torch.ones(1, 4)), {"act": "tanh"}),
+        ("experts", EXPERT, {"kind": "gelu"}),
+        ("experts", EXPERT, {"kind": "clamp"}),
+        ("short_conv", (torch.ones(0, 4), torch.ones(4, 2), None, Rows.of([])), {"act": "relu"}),
         ("rope", (torch.ones(1, 1, 4), torch.zeros(1), torch.ones(2)), {"layout": "halves"}),
         ("gated_rms_norm", (torch.ones(1, 4), torch.ones(1, 4), torch.ones(4)), {"eps": 1e-6, "act": "tanh"}),
         ("decay_gate", (torch.ones(1, 2), torch.ones(2), torch.ones(2)), {"form": "exp"}),

@@ -17,12 +17,17 @@ from firstlight.ops.rows import Rows
 pytest.importorskip("transformers")
 
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_v32
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gemma2.configuration_gemma2 import Gemma2Config
 from transformers.models.glm5_next import modeling_glm5_next as glm5_next
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
+from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHConfig
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 
 Body = Callable[[str], Callable[..., Any]]
 
@@ -172,6 +177,49 @@ def test_norms_are_those_of_llama_qwen3_next_and_glm5_next(body: Body, gen: torc
         assert_close(found, gated(cast, gate.to(dtype)))
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_norm_after_the_gate_and_per_group_is_that_of_nemotron_h(
+    body: Body, gen: torch.Generator, groups: int
+) -> None:
+    module = _fill(nemotron_h.NemotronHRMSNormGated(32, group_size=32 // groups, eps=1e-5), gen)
+    x, gate = torch.randn(63, 32, generator=gen), 3 * torch.randn(63, 32, generator=gen)
+    for dtype in (torch.float32, torch.bfloat16):
+        cut = [tensor.to(dtype).unflatten(-1, (groups, -1)) for tensor in (x, gate)]
+        weight = module.to(dtype).weight.view(groups, -1)
+        found = body("gated_rms_norm")(*cut, weight, eps=1e-5, act="silu", gate_first=True)
+        assert_close(found.flatten(1), module(x.to(dtype), gate.to(dtype)))
+
+
+def test_a_norm_before_the_gate_is_that_of_qwen3_next(body: Body, gen: torch.Generator) -> None:
+    module = _fill(qwen3_next.Qwen3NextRMSNormGated(32, eps=1e-5), gen)
+    x, gate = torch.randn(63, 32, generator=gen), 3 * torch.randn(63, 32, generator=gen)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = body("gated_rms_norm")(x.to(dtype), gate.to(dtype), module.weight, eps=1e-5, act="silu")
+        assert_close(found, module(x.to(dtype), gate.to(dtype)))
+
+
+def test_output_gate_is_that_of_the_attention_of_qwen3_next(body: Body, gen: torch.Generator) -> None:
+    """One token attends to itself only: what enters the gate is v."""
+    config = Qwen3NextConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
+    config._attn_implementation = "eager"
+    module = _fill(qwen3_next.Qwen3NextAttention(config, 0), gen)
+    x, angles = torch.randn(63, 1, 32, generator=gen), (torch.ones(63, 1, 2), torch.zeros(63, 1, 2))
+    _, gate = module.q_proj(x).view(63, 4, 16).chunk(2, dim=-1)
+    gated = body("output_gate")(module.v_proj(x).view(63, 4, 8), gate, act="sigmoid")
+    assert_close(module.o_proj(gated.flatten(1)), module(x, angles, None)[0][:, 0])
+
+
+def test_shared_gate_is_that_of_the_experts_of_qwen3_next(body: Body, gen: torch.Generator) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = Qwen3NextConfig(hidden_size=32, shared_expert_intermediate_size=20, **sizes)
+    module = _fill(qwen3_next.Qwen3NextSparseMoeBlock(config), gen)
+    # experts that put out nothing leave the shared one
+    module.experts.down_proj.zero_()
+    x = torch.randn(63, 32, generator=gen) / 3
+    found = body("shared_gate")(module.shared_expert(x), x, module.shared_expert_gate.weight)
+    assert_close(found, module(x[None])[0])
+
+
 def test_short_conv_is_the_causal_convolution_of_glm5_next(body: Body, gen: torch.Generator) -> None:
     x, weight, bias = (torch.randn(*shape, generator=gen) for shape in ((63, 12), (12, 4), (12,)))
     window = state(gen, [(0, 63)], (3, 12), torch.float32)
@@ -185,6 +233,28 @@ def test_clamped_glu_is_the_feed_forward_of_glm5_next(body: Body, gen: torch.Gen
     gate_up = torch.cat([module.gate_proj(x), module.up_proj(x)], dim=-1)
     assert gate_up.abs().max() > 2.0
     assert_close(module.down_proj(body("glu")(gate_up, kind="clamp", limit=2.0)), module(x))
+
+
+def test_tanh_gelu_glu_is_the_feed_forward_of_gemma2(body: Body, gen: torch.Generator) -> None:
+    module = _fill(gemma2.Gemma2MLP(Gemma2Config(hidden_size=32, intermediate_size=20)), gen, 0.3)
+    x = torch.randn(63, 32, generator=gen)
+    gate_up = torch.cat([module.gate_proj(x), module.up_proj(x)], dim=-1)
+    assert_close(module.down_proj(body("glu")(gate_up, kind="gelu_tanh")), module(x))
+
+
+def test_relu2_is_the_activation_of_the_feed_forward_of_nemotron_h(body: Body, gen: torch.Generator) -> None:
+    module = _fill(nemotron_h.NemotronHMLP(NemotronHConfig(hidden_size=32, intermediate_size=20)), gen)
+    x = torch.randn(63, 32, generator=gen)
+    assert_close(module.down_proj(body("activation")(module.up_proj(x), kind="relu2")), module(x))
+
+
+def test_experts_without_a_gate_are_those_of_nemotron_h(body: Body, gen: torch.Generator) -> None:
+    config = NemotronHConfig(hidden_size=32, n_routed_experts=6, moe_intermediate_size=10)
+    module = _fill(nemotron_h.NemotronHExperts(config), gen, 0.3)
+    x, weights = torch.randn(63, 32, generator=gen), torch.rand(63, 3, generator=gen)
+    ids = torch.rand(63, 6, generator=gen).argsort(1)[:, :3]
+    found = body("experts")(x, ids.int(), weights, module.up_proj, module.down_proj, kind="relu2")
+    assert_close(found, module(x, ids, weights))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 63, 130])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from reference_configs import TINY, changed, of_transformers, tiny_config, tiny_weights, written
+from spec.variants import GROUPED, one_layer, variant
 
 from firstlight.ops.registry import operator_table
 from firstlight.plan.explain import memory
@@ -172,6 +173,34 @@ def test_the_work_of_a_recurrence_does_not_grow_with_the_context(declared: Decla
     weights = 2 * (inputs * 64 + 3 * 64 * 4 + 2 * 64 * 16 + 64 * 64)
     assert short == long
     assert short.flops_per_token == 4 * (weights + 7 * 4 * 16 * 16)
+
+
+def test_experts_of_a_latent_width_cost_two_narrow_matrices_each_and_the_way_there_and_back() -> None:
+    tally = part(cost(variant("latent experts, normed"), context=9), "MoE(8, top 3, latent 24)")
+    router, expert, latent, shared = 8 * 64, 2 * 20 * 24, 2 * 24 * 64, 2 * 28 * 64
+    assert tally.flops_per_token == 2 * (router + 3 * expert + latent + shared)
+    # 8: the selection bias; 24: the norm
+    assert tally.parameters == router + 8 + 8 * expert + latent + 24 + shared
+    assert tally.active_parameters == tally.parameters - 5 * expert
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "extra"),
+    [
+        ("gate from q_proj", "gated GQA", 96 * 64),
+        ("gate on the hidden state", "gated GQA", 96 * 64),
+        ("low-rank gate, window", "gated GQA(window 7)", 5 * (96 + 64)),
+    ],
+)
+def test_a_gate_costs_its_projection(name: str, label: str, extra: int) -> None:
+    gated, plain = part(cost(variant(name), context=7), label), part(cost(one_layer(GROUPED), context=7), "GQA")
+    assert gated.parameters - plain.parameters == extra
+    assert gated.flops_per_token - plain.flops_per_token == 2 * extra
+
+
+def test_the_layout_of_a_recurrence_changes_neither_its_size_nor_its_work() -> None:
+    names = ("delta rule, separate", "delta rule, qkv in one", "delta rule, grouped")
+    assert len({part(cost(variant(name)), "GDN") for name in names}) == 1
 
 
 def test_the_work_of_hyper_connections(declared: Declared) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from firstlight.models.known import known_ports
+from firstlight.ops.registry import OperatorTable
 from firstlight.spec.cards import card, card_names
 from firstlight.spec.evidence import Evidence, KnownPort, jaccard, numbered, recognise, tensor_pattern
 
@@ -120,10 +124,10 @@ def test_an_unrecognised_object_is_listed_once(known: dict[str, KnownPort]) -> N
         ("o_groups", 8, "grouped_output"),
         ("compress_rates", {"a": 4}, "compressed_attention"),
         ("attn_res_block_size", 8, "attn_res"),
-        ("hidden_act", "relu2", "relu2"),
+        ("hidden_act", "relu2", "activation"),
+        ("hidden_activation", "gelu", "gelu"),
         ("attn_logit_softcapping", 50.0, "softcap"),
         ("scoring_func", "sqrtsoftplus", "sqrtsoftplus_router"),
-        ("moe_latent_size", 32, "latent_experts"),
         ("attn_output_gate", True, "output_gate"),
         ("quantization_config", {"quant_method": "fp8"}, "dequantise"),
     ],
@@ -138,7 +142,6 @@ def test_a_key_hints_at_an_operator_that_is_lacking(
     ("tensor", "meaning", "operator"),
     [
         ("backbone.layers.0.mixer.D", "state-space recurrence (Mamba-2)", "mamba2"),
-        ("model.layers.3.linear_attn.in_proj_qkvz.weight", "q, k, v, z grouped per key head", "split_qkvz_grouped"),
         ("model.layers.3.mlp_res_proj.weight", "attention over the outputs of earlier blocks", "attn_res"),
         ("layers.0.attn.compressor.ape", "compressed keys and values", "compressed_attention"),
         ("model.layers.1.mlp.shared_expert_gate.weight", "gate on the shared expert", "shared_gate"),
@@ -153,6 +156,41 @@ def test_a_tensor_name_hints_at_an_operator_that_is_lacking(
     assert meanings(found)[meaning] == (f"tensor {numbered(tensor)}",)
     assert operator in found.lacking_operators
     assert found.uncovered_patterns == (numbered(tensor),)
+
+
+@pytest.mark.parametrize(("name", "lacking"), [("qwen3_next", ()), ("qwen3_5_moe", ()), ("nemotron_h", ("mamba2",))])
+def test_of_a_model_without_a_port_only_operators_that_nobody_wrote_are_lacking(
+    name: str, lacking: tuple[str, ...], known: dict[str, KnownPort], tiny: Callable[[str], Path], table: OperatorTable
+) -> None:
+    with safe_open(tiny(name) / "model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    raw = json.loads((tiny(name) / "config.json").read_text())
+    assert recognise(raw, names, known=known, operators=table.names()).lacking_operators == lacking
+
+
+@pytest.mark.parametrize(
+    ("raw", "tensors", "meaning"),
+    [
+        ({}, ["model.layers.3.linear_attn.in_proj_qkvz.weight"], "q, k, v, z grouped per key head"),
+        ({}, ["model.layers.3.linear_attn.in_proj_qkv.weight"], "q, k, v beside z, b, a"),
+        (
+            {"moe_latent_size": 32},
+            ["backbone.layers.1.mixer.fc1_latent_proj.weight"],
+            "experts of a narrower latent width",
+        ),
+        ({"mlp_hidden_act": "relu2"}, [], "squared ReLU, no gate"),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, [], "GELU by its tanh approximation"),
+        ({"attn_output_gate": True}, ["model.layers.3.self_attn.g_proj.weight"], "gate on the output of attention"),
+        ({}, ["model.layers.1.mlp.shared_expert_gate.weight"], "gate on the shared expert"),
+    ],
+)
+def test_what_the_vocabulary_has_is_recognised_and_nothing_is_lacking(
+    raw: dict[str, Any], tensors: list[str], meaning: str, known: dict[str, KnownPort], table: OperatorTable
+) -> None:
+    found = recognise({"model_type": "x", **raw}, tensors, known=known, operators=table.names())
+    sources = [f"{key} = {value}" for key, value in raw.items()] + [f"tensor {numbered(name)}" for name in tensors]
+    assert meanings(found)[meaning] == tuple(sources)
+    assert (found.lacking_operators, found.unrecognised) == ((), ())
 
 
 def test_sinks_are_recognised_and_no_port_covers_them(known: dict[str, KnownPort]) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from reference_configs import TINY, tiny_config
+from spec.variants import DELTA, GROUPED, UNIT, VARIANTS, one_layer, variant
 
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.cards import card_names
 from firstlight.spec.mixers import MLAttention
+from firstlight.spec.noun import NOTHING
 from firstlight.spec.parts import OUTSIDE, fold_layers, parts, ranges, where
+from firstlight.spec.shapes import part_weights
 
 Declared = Callable[[dict[str, Any]], ArchSpec]
 
@@ -26,6 +29,33 @@ def test_parts_carry_every_operator_of_every_layer(name: str, declared: Declared
         assert told - set(arch.residual.head_operators) == set(arch.layer_operators(place))
     outside = {op for part in parts(arch) if OUTSIDE in part.places for op in part.operators}
     assert outside - set(arch.residual.operators) == set(arch.operators())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_noun_is_labelled_by_its_kind_its_gate_and_its_sizes(name: str) -> None:
+    text, noun = VARIANTS[name]
+    arch = variant(name)
+    (found,) = (part for part in parts(arch) if part.noun is noun and part.kind in ("mixer", "feed-forward"))
+    assert (found.label, found.layers) == (text, (0,))
+    assert fold_layers(arch) == ((text, (0,)),)
+    told = {op for part in parts(arch) if 0 in part.places for op in part.operators}
+    assert told == set(arch.layer_operators(0))
+
+
+def test_a_layer_of_one_sub_layer_has_one_norm_and_is_folded_alone() -> None:
+    both, mixer, ffn = (one_layer(*nouns).layers[0] for nouns in ((GROUPED, UNIT), (GROUPED,), (NOTHING, UNIT)))
+    arch = replace(one_layer(), layers=(both, mixer, ffn))
+    assert fold_layers(arch) == (("GQA + MLP(50)", (0,)), ("GQA", (1,)), ("MLP(50)", (2,)))
+    norms = next(part for part in parts(arch) if part.kind == "norm")
+    names = [[weight.name for weight in part_weights(arch, norms, place)] for place in range(3)]
+    assert names == [["mixer_norm.weight", "ffn_norm.weight"], ["mixer_norm.weight"], ["ffn_norm.weight"]]
+
+
+def test_layouts_of_one_recurrence_are_told_apart() -> None:
+    grouped = replace(DELTA, qkv_layout="qkvz_grouped")
+    arch = replace(one_layer(), layers=tuple(one_layer(mixer).layers[0] for mixer in (DELTA, grouped)))
+    labels = [part.label for part in parts(arch) if part.kind == "mixer"]
+    assert labels == ["GDN [qkv_layout=separate]", "GDN [qkv_layout=qkvz_grouped]"]
 
 
 @pytest.mark.parametrize("name", card_names())

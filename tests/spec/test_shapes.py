@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference_configs import TINY, tiny_config, tiny_weights
+from reference_configs import TINY, of_transformers, tiny_config, tiny_weights
+from spec.variants import HIDDEN, VARIANTS, variant
 
 from firstlight.layers.decoder import Decoder
 from firstlight.layers.parameter import targets
@@ -38,7 +41,17 @@ def named_weights(arch: ArchSpec) -> dict[str, Weight]:
 
 @pytest.mark.parametrize("name", TINY)
 def test_names_shapes_and_fp32_are_those_of_the_layers(name: str, declared: Declared) -> None:
-    arch = declared(tiny_config(name))
+    assert_held(declared(tiny_config(name)))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_names_shapes_and_fp32_of_every_field_are_those_of_the_layers(name: str, streams: bool) -> None:
+    assert_held(variant(name, streams=streams))
+
+
+def assert_held(arch: ArchSpec) -> None:
+    """Check that the weights are the parameters of the decoder: same names, shapes and fp32."""
     held = {target.name: target for target in targets(Decoder.build(arch, torch.bfloat16))}
     ours = named_weights(arch)
     assert {key: weight.shape for key, weight in ours.items()} == {key: target.shape for key, target in held.items()}
@@ -50,6 +63,50 @@ def test_names_shapes_and_fp32_are_those_of_the_layers(name: str, declared: Decl
 def test_parameters_are_those_of_transformers(name: str, declared: Declared) -> None:
     ours = sum(prod(weight.shape) for weight in named_weights(declared(tiny_config(name))).values())
     assert ours == sum(map(prod, tiny_weights(name).values()))
+
+
+DELTA_SIZES = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+}  # fmt: skip
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+CHOSEN = {"num_experts_per_tok": 3, "moe_intermediate_size": 20}
+QWEN_MOE = {**CHOSEN, "num_experts": 8, "shared_expert_intermediate_size": 28}
+NEMOTRON_MOE = {**CHOSEN, "n_routed_experts": 8, "moe_shared_expert_intermediate_size": 28}
+# name of the variant, module of transformers, its configuration
+MODULES = [
+    ("delta rule, grouped", "qwen3_next.Qwen3NextGatedDeltaNet", DELTA_SIZES),
+    ("delta rule, qkv in one", "qwen3_5_moe_text.Qwen3_5MoeGatedDeltaNet", DELTA_SIZES),
+    ("delta rule, separate", "qwen3_5_moe_text.Qwen3_5MoeGatedDeltaNet", DELTA_SIZES),
+    ("gate from q_proj", "qwen3_next.Qwen3NextAttention", HEADS),
+    ("gate from q_proj, biased", "qwen3_next.Qwen3NextAttention", {**HEADS, "attention_bias": True}),
+    ("gated shared expert", "qwen3_next.Qwen3NextSparseMoeBlock", QWEN_MOE),
+    ("experts without a gate", "nemotron_h.NemotronHMoE", NEMOTRON_MOE),
+    ("latent experts", "nemotron_h.NemotronHMoE", {**NEMOTRON_MOE, "moe_latent_size": 24}),
+    ("unit without a gate", "nemotron_h.NemotronHMLP", {"intermediate_size": 50}),
+    ("unit without a gate, biased", "nemotron_h.NemotronHMLP", {"intermediate_size": 50, "mlp_bias": True}),
+    ("tanh gelu", "gemma2.Gemma2MLP", {"intermediate_size": 50}),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "sizes"), MODULES)
+def test_parameters_of_every_field_are_those_of_a_module_of_transformers(
+    name: str, path: str, sizes: dict[str, Any]
+) -> None:
+    ours = {key: weight for key, weight in named_weights(variant(name)).items() if ".mixer." in key or ".ffn." in key}
+    theirs = empty_module(path, sizes).state_dict()
+    assert sum(prod(weight.shape) for weight in ours.values()) == sum(tensor.numel() for tensor in theirs.values())
+
+
+def empty_module(path: str, sizes: dict[str, Any]) -> torch.nn.Module:
+    """Return one module of a model, without memory. path: model type and class."""
+    model_type, _, name = path.partition(".")
+    family = model_type.removesuffix("_text")
+    config = of_transformers("AutoConfig").for_model(model_type, hidden_size=HIDDEN, **sizes)
+    make = getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), name)
+    place = (0,) if "layer_idx" in inspect.signature(make).parameters else ()
+    with torch.device("meta"):
+        module: torch.nn.Module = make(config, *place)
+    return module
 
 
 def test_a_gate_emitted_by_the_query_projection_doubles_it(declared: Declared) -> None:

@@ -15,7 +15,7 @@ def register(table: OperatorTable) -> None:
     )
     table.register(
         "experts",
-        "weighted sum of gated experts",
+        "weighted sum of experts, gated or not",
         Impl("ref", "firstlight.ops.moe.ref:experts"),
         Impl("eager", "firstlight.ops.moe.eager:experts", rank=10),
     )

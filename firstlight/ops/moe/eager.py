@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from firstlight.ops.glu.eager import glu
+from firstlight.ops.glu.eager import activation, glu
 
 # multiplications; below, computing every expert costs less than one small call per expert that was hit
 MAX_EVERY_EXPERT = 1 << 22
@@ -88,14 +88,18 @@ def experts(
             continue
         hit = slice(begin, begin + count)
         begin += count
-        hidden = glu(F.linear(x_TH[token[hit]], gate_up_EIH[e]), kind=kind, limit=limit)
+        hidden = _activated(F.linear(x_TH[token[hit]], gate_up_EIH[e]), kind, limit)
         y_TH.index_add_(0, token[hit], F.linear(hidden, down_EHI[e]).float() * weights[hit, None])
     return y_TH.to(x_TH.dtype)
 
 
 def _every_expert(x_TH: Tensor, gate_up_EIH: Tensor, down_EHI: Tensor, kind: str, limit: float | None) -> Tensor:
     """Return the output of every expert, [E, T, H]."""
-    num_tokens, (num_experts, _, width) = x_TH.shape[0], down_EHI.shape
-    gate_up = F.linear(x_TH, gate_up_EIH.flatten(0, 1)).view(num_tokens * num_experts, 2 * width)
-    hidden_TEI = glu(gate_up, kind=kind, limit=limit).view(num_tokens, num_experts, width)
+    num_experts, rows, _ = gate_up_EIH.shape
+    gate_up = F.linear(x_TH, gate_up_EIH.flatten(0, 1)).view(-1, rows)
+    hidden_TEI = _activated(gate_up, kind, limit).view(-1, num_experts, down_EHI.shape[2])
     return hidden_TEI.transpose(0, 1) @ down_EHI.mT
+
+
+def _activated(gate_up: Tensor, kind: str, limit: float | None) -> Tensor:
+    return activation(gate_up, kind=kind) if kind == "relu2" else glu(gate_up, kind=kind, limit=limit)

@@ -5,7 +5,8 @@
     ids = top_k(choice), ties to the smaller id ; w = p[ids] ; renorm: w / (sum w + 1e-20) ; w * scale
     y = sum_k w_k down[id_k] act(gate_up[id_k] x)
 
-Shapes: T tokens, H hidden, E experts, K chosen, I expert intermediate size; gate_up [E, 2I, H], gate first.
+Shapes: T tokens, H width of the experts' input, E experts, K chosen, I expert intermediate size;
+gate_up [E, 2I, H], gate first; relu2, which has no gate: [E, I, H].
 Source: DeepSeek-V3 (2024) eq. 12-16; transformers 5.23 modeling_glm5_next.py:144, modeling_qwen3_moe.py router.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from firstlight.ops.glu.ref import glu
+from firstlight.ops.glu.ref import activation, glu
 
 
 def router(
@@ -68,6 +69,7 @@ def experts(
     y_TH = torch.zeros_like(x_TH, dtype=torch.float32)
     for t, ids in enumerate(ids_TK.tolist()):
         for k, e in enumerate(ids):
-            hidden = glu((x_TH[t].float() @ gate_up_EIH[e].float().T)[None], kind=kind, limit=limit)[0]
-            y_TH[t] += weights_TK[t, k].float() * (hidden @ down_EHI[e].float().T)
+            gate_up = (x_TH[t].float() @ gate_up_EIH[e].float().T)[None]
+            hidden = activation(gate_up, kind=kind) if kind == "relu2" else glu(gate_up, kind=kind, limit=limit)
+            y_TH[t] += weights_TK[t, k].float() * (hidden[0] @ down_EHI[e].float().T)
     return y_TH.to(x_TH.dtype)

@@ -21,7 +21,7 @@ def register(table: OperatorTable) -> None:
     )
     table.register(
         "gated_rms_norm",
-        "w rms(x) act(gate), all in fp32",
+        "w rms(x) act(gate) or w rms(x act(gate)), all in fp32",
         Impl("ref", "firstlight.ops.norm.ref:gated_rms_norm"),
         Impl("eager", "firstlight.ops.norm.eager:gated_rms_norm", rank=10),
     )

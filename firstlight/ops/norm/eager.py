@@ -8,6 +8,8 @@ from torch import Tensor
 
 
 def _rms(x32: Tensor, weight32: Tensor | None, eps: float) -> Tensor:
+    if weight32 is not None and weight32.dim() > 1:
+        return F.rms_norm(x32, (x32.shape[-1],), None, eps) * weight32
     return F.rms_norm(x32, (x32.shape[-1],), weight32, eps)
 
 
@@ -27,13 +29,17 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) ->
     return F.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias32, eps).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, act: str) -> Tensor:
-    """Return w rms(x) act(gate) in x.dtype; act is "sigmoid" or "silu".
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, act: str, gate_first: bool = False
+) -> Tensor:
+    """Return w rms(x) act(gate), or w rms(x act(gate)), in x.dtype; act is "sigmoid" or "silu".
 
     Raises: ValueError on another act.
     """
     if act not in ("sigmoid", "silu"):
         raise ValueError(f"act must be sigmoid or silu, got {act!r}")
     gate32 = gate.float()
-    activated = torch.sigmoid(gate32) if act == "sigmoid" else F.silu(gate32)
-    return (_rms(x.float(), weight.float(), eps) * activated).to(x.dtype)
+    factor = torch.sigmoid(gate32) if act == "sigmoid" else F.silu(gate32)
+    if gate_first:
+        return _rms(x.float() * factor, weight.float(), eps).to(x.dtype)
+    return (_rms(x.float(), weight.float(), eps) * factor).to(x.dtype)

@@ -4,10 +4,11 @@
     rms1p  y = cast(x rsqrt(mean x^2 + eps) (1 + w))      cast last; w stored around 0
     layer  y = cast((x - mean) rsqrt(var + eps) w + b)
     gated  y = cast(w x rsqrt(mean x^2 + eps) act(gate))
+           gate_first: y = cast(w z rsqrt(mean z^2 + eps)) with z = x act(gate)
 
-Shapes: x [..., D]; weight, bias [D]; gate like x.
+Shapes: x [..., D]; weight, bias [D]; gate like x. Norm per group: x, gate [..., G, D], weight [G, D].
 Source: transformers 5.23 modeling_llama.py LlamaRMSNorm, modeling_qwen3_next.py Qwen3NextRMSNorm,
-modeling_glm5_next.py:376 Glm5NextTextRMSNormGated.
+modeling_glm5_next.py:376 Glm5NextTextRMSNormGated, modeling_nemotron_h.py:55 NemotronHRMSNormGated (gate_first).
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) ->
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, act: str) -> Tensor:
-    """Return w rms(x) act(gate) in x.dtype; act is "sigmoid" or "silu".
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, act: str, gate_first: bool = False
+) -> Tensor:
+    """Return w rms(x) act(gate), or w rms(x act(gate)), in x.dtype; act is "sigmoid" or "silu".
 
     Raises: ValueError on another act.
     """
     if act not in ("sigmoid", "silu"):
         raise ValueError(f"act must be sigmoid or silu, got {act!r}")
     x32, gate32 = x.float(), gate.float()
-    normed = x32 / torch.sqrt(x32.square().mean(-1, keepdim=True) + eps)
     sigmoid = 1 / (1 + torch.exp(-gate32))
-    return (weight.float() * normed * (sigmoid if act == "sigmoid" else gate32 * sigmoid)).to(x.dtype)
+    factor = sigmoid if act == "sigmoid" else gate32 * sigmoid
+    if gate_first:
+        x32, factor = x32 * factor, torch.ones_like(factor)
+    normed = x32 / torch.sqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return (weight.float() * normed * factor).to(x.dtype)
