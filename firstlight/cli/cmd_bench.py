@@ -106,6 +106,7 @@ def bench(
     out.model(model.model)
     # the scheduler is measured without weights
     declared = limited(model.declare(config_only=what == "scheduler"), run.max_model_len)
+    out.notices(declared.port.notices)
     subject = Subject(declared, plan.build(declared), flags, engine, run, out)
     out.refusals(subject.plan)
     rows = MEASURES[what](subject)

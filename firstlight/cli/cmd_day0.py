@@ -50,6 +50,7 @@ def day0(
     # before hours are spent on the proof
     SamplingParams(max_tokens=max_tokens, seed=run.seed)
     declared = limited(model.declare(), run.max_model_len)
+    out.notices(declared.port.notices)
     made = plan.build(declared)
     out.refusals(made)
     path = report or Path(f"firstlight-day0-{re.sub(r'[^A-Za-z0-9._-]+', '-', declared.source.name)}.html")

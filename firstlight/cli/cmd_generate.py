@@ -90,6 +90,7 @@ def generate(
     if sampling.logprobs is not None and not output.json:
         out.warn("--logprobs has no effect without --json")
     declared = limited(model.declare(), run.max_model_len)
+    out.notices(declared.port.notices)
     args = engine.args(run)
     made = plan.build(declared)
     out.refusals(made)

@@ -31,6 +31,7 @@ def plan(
 
     out = Output(output)
     declared = limited(model.declare(config_only=True), max_model_len)
+    out.notices(declared.port.notices)
     made = plan.build(declared)
     out.model(model.model)
     if out.flags.json:

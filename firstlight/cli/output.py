@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -97,10 +97,14 @@ class Output:
         """Print a warning on stderr, unless quiet."""
         self.note(f"warning: {text}", WAIT)
 
+    def notices(self, texts: Iterable[str]) -> None:
+        """Print notices, a line each."""
+        for text in texts:
+            self.note(f"notice: {text}", WAIT)
+
     def refusals(self, plan: Plan) -> None:
         """Say what was asked for and the plan does without, a line each."""
-        for refused in plan.refused:
-            self.note(f"notice: {refused.what} is refused: {refused.reason}", WAIT)
+        self.notices(f"{refused.what} is refused: {refused.reason}" for refused in plan.refused)
 
     @contextmanager
     def bar(self, title: str, total: float) -> Iterator[Advance]:

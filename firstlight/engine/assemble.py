@@ -18,7 +18,7 @@ from firstlight.layers.parameter import targets
 from firstlight.memory.arena import CachePool
 from firstlight.models.declare import read_arch
 from firstlight.models.registry import Port, find_port
-from firstlight.ops.registry import OperatorTable, operator_table
+from firstlight.ops.registry import OperatorTable
 from firstlight.plan.planner import Plan, Planner
 from firstlight.quant.policy import PrecisionPolicy
 from firstlight.spec.arch import ArchSpec
@@ -54,7 +54,7 @@ def declare(
     source = locate(model, config_only=config_only)
     port = find_port(source.model_type, port_file=port_file, where=source.where)
     arch, unknown = read_arch(source.raw, port, where=source.where, allow_unknown_keys=allow_unknown_keys)
-    return Declared(source=source, port=port, arch=arch, table=operator_table(), unknown_keys=unknown)
+    return Declared(source=source, port=port, arch=arch, table=port.operators(), unknown_keys=unknown)
 
 
 def load_decoder(

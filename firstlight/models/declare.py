@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from firstlight.errors import FirstlightError
-from firstlight.models.registry import Port
+from firstlight.models.registry import Port, guarded
 from firstlight.spec.arch import ArchSpec
 from firstlight.spec.read import Config, read_config
 
@@ -20,19 +19,8 @@ def read_arch(
     """
     cfg = read_config(raw, where=where)
     refuse_quantised(cfg)
-    try:
+    with guarded(f"arch(cfg) for {port.model_type}", port.origin, reading=where):
         spec = port.arch(cfg)
-    except FirstlightError:
-        raise
-    except Exception as error:
-        # a port is the user's own code, and anything can come out of it
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise FirstlightError(
-            f"the port of {port.model_type} fails: {type(error).__name__}: {error}",
-            where=f"{last.filename}:{last.lineno} in {last.name}, reading {where}",
-            why=f"arch(cfg) of {port.origin} raises it",
-            fix="mend the port, or what it reads of the config.json",
-        ) from error
     if not isinstance(spec, ArchSpec):
         raise FirstlightError(
             f"the port of {port.model_type} returns {type(spec).__name__}, not an ArchSpec",
