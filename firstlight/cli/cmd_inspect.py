@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from firstlight.cli.flags import ModelFlags, OutputFlags, check_dtype
@@ -24,7 +24,6 @@ def inspect(model: ModelFlags, output: OutputFlags) -> int:
     """What a model is made of: layers, sizes, operator checklist. Its config.json is enough."""
     from firstlight.models.declare import read_arch
     from firstlight.models.registry import find_port
-    from firstlight.ops.registry import operator_table
     from firstlight.weights.source import locate
 
     out = Output(output)
@@ -38,7 +37,8 @@ def inspect(model: ModelFlags, output: OutputFlags) -> int:
         return show_evidence(out, source, error)
     arch, unknown = read_arch(source.raw, port, where=source.where, allow_unknown_keys=model.allow_unknown_keys)
     check_dtype(arch.dtype, where=source.where)
-    return show_model(out, Subject(source.name, port.origin, arch, unknown), operator_table())
+    out.notices(port.notices)
+    return show_model(out, Subject(source.name, port.origin, arch, unknown), port.operators())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,57 @@ def show_evidence(out: Output, source: ModelSource, error: FirstlightError) -> i
 
     known, names = known_ports(), operator_table().names()
     evidence = recognise(source.raw, tensor_names(source), known=known, operators=names)
+    drafted = draft_of(source)
     if out.flags.json:
-        out.json({"model": source.name, "known": False, "evidence": evidence.to_dict()})
+        out.json({"model": source.name, "known": False, "evidence": evidence.to_dict(), "draft": drafted})
     else:
         print_evidence(out, evidence)
+        print_draft(out, drafted)
     raise error
+
+
+def draft_of(source: ModelSource) -> dict[str, Any] | None:
+    """Return what a drafted port would be made of, None without tensors."""
+    if not tensor_names(source):
+        return None
+    from firstlight.port.draft import draft
+    from firstlight.port.report import origins
+    from firstlight.spec.cost import contexts
+
+    made = draft(source)
+    layers = [{"pattern": pattern, "layers": where} for pattern, where in made.patterns()]
+    found = {"layers": layers, "parts": [], "guesses": made.guesses(), "unread_keys": list(made.unread)}
+    found |= {"why": made.why, "context": 0}
+    if made.arch is None or made.port is None:
+        return found
+    declared = made.declared(source)
+    parts = [asdict(part) for part in origins(declared, declared.plan())]
+    return found | {"parts": parts, "context": contexts(made.arch)[0]}
+
+
+def print_draft(out: Output, drafted: dict[str, Any] | None) -> None:
+    """Print what of a drafted port exists and what is new."""
+    if drafted is None:
+        out.line("drafted: nothing, since only names of config.json were given; a folder with tensors says more")
+        return
+    from firstlight.plan.amounts import tokens
+
+    out.line()
+    if drafted["why"]:
+        out.line(f"drafted: nothing yet, {drafted['why']}", BAD)
+        return
+    out.line("drafted from config, tensors and the class in transformers where there is one")
+    out.table([(f"layers {layer['layers']}", layer["pattern"]) for layer in drafted["layers"]])
+    for guess in drafted["guesses"]:
+        out.line(f"  guess  {guess}")
+    counts = ", ".join(f"{sum(p['origin'] == o for p in drafted['parts'])} {o}" for o in STYLES)
+    out.line()
+    out.line(f"checklist: {counts}")
+    rows = [
+        ((p["origin"], STYLES[p["origin"]]), p["part"], p["where"], f"{p['flops_share']:.1%}", p["reason"])
+        for p in drafted["parts"]
+    ]
+    out.table(rows, header=("", "part", "where", f"FLOPs {tokens(drafted['context'])}", "operators"), right=(3,))
 
 
 def tensor_names(source: ModelSource) -> list[str]:

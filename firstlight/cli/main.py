@@ -10,7 +10,17 @@ from typing import Annotated
 
 import typer
 
-from firstlight.cli import cmd_bench, cmd_day0, cmd_env, cmd_generate, cmd_inspect, cmd_ops, cmd_plan, cmd_verify
+from firstlight.cli import (
+    cmd_bench,
+    cmd_day0,
+    cmd_env,
+    cmd_generate,
+    cmd_inspect,
+    cmd_ops,
+    cmd_plan,
+    cmd_port,
+    cmd_verify,
+)
 from firstlight.cli.verb import epilog, verb
 from firstlight.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, FirstlightError
 
@@ -51,6 +61,27 @@ VERBS = {
         "layer-by-layer comparison with a reference",
         ("firstlight verify demo --reference ref", "firstlight verify ./NewModel-9B --layers 3 --html verify.html"),
         "docs/verify.md",
+    ),
+    "port new": Verb(
+        cmd_port.new,
+        "write a port file for a model nobody has ported",
+        ("firstlight port new ./NewModel-9B -o newmodel.py", "firstlight port new ./NewModel-9B -o x.py --json"),
+        "docs/port.md",
+    ),
+    "port status": Verb(
+        cmd_port.status,
+        "what is left to do on a port",
+        ("firstlight port status newmodel.py ./NewModel-9B", "firstlight port status x.py ./NewModel-9B --json"),
+        "docs/port.md",
+    ),
+    "port report": Verb(
+        cmd_port.report,
+        "what a port reuses, its parity, its speed, on one page",
+        (
+            "firstlight port report newmodel.py ./NewModel-9B --html port.html",
+            "firstlight port report newmodel.py ./NewModel-9B --output port.json",
+        ),
+        "docs/port.md",
     ),
     "generate": Verb(
         cmd_generate.generate,
@@ -106,10 +137,22 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback()(start)
+    groups = {"": made}
     for name, one in VERBS.items():
-        made.command(name, short_help=one.overview, epilog=epilog(*one.examples, docs=one.docs))(verb(one.run))
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            groups[group] = group_of_verbs(group)
+            made.add_typer(groups[group], name=group)
+        told = epilog(*one.examples, docs=one.docs)
+        groups[group].command(word, short_help=one.overview, epilog=told)(verb(one.run))
     made.command("collect-env", hidden=True)(verb(cmd_env.env))
     return made
+
+
+def group_of_verbs(name: str) -> typer.Typer:
+    """Return the application of verbs of two words."""
+    members = ", ".join(verb.rpartition(" ")[2] for verb in VERBS if verb.startswith(f"{name} "))
+    return typer.Typer(help=f"{name}: {members}", no_args_is_help=True, rich_markup_mode=None)
 
 
 app = build_app()
@@ -145,7 +188,8 @@ def usage_error(error: Exception, words: Sequence[str]) -> int:
         # typer has printed the help, or hands it over as the message
         print(message, file=sys.stderr, end="\n" if message else "")
         return EXIT_OK
-    command = f"firstlight {words[0]}" if words[0] in VERBS else "firstlight"
+    named = next((name for name in VERBS if words[: name.count(" ") + 1] == name.split()), "")
+    command = f"firstlight {named}".rstrip()
     told = FirstlightError(
         message.rstrip(".") or "wrong usage",
         where=" ".join(["firstlight", *words]),

@@ -17,7 +17,7 @@ from firstlight.cli.flags import ModelFlags, OutputFlags
 from firstlight.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, FirstlightError
 
 # the positional words, in the order in which they are given
-LEADING = ("what", "model")
+LEADING = ("what", "file", "model")
 
 
 def verb(function: Callable[..., int]) -> Callable[..., int]:

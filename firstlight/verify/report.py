@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["module", "layer", "state", "selection", "logits", "tokens"]
+Kind = Literal["weights", "caches", "module", "layer", "state", "selection", "logits", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import typer
 import typer.main
 
@@ -41,6 +44,9 @@ FLAGS = {
     "inspect": [*MODEL, *OUTPUT],
     "plan": [*MODEL, *PLAN, *OUTPUT, "--explain", "--max-model-len"],
     "verify": [*MODEL, *PLAN, *RUN, *OUTPUT, "--reference", "--layers", "--tokens", "--tol", "--html", "--output"],
+    "port new": ["MODEL", *OUTPUT, "--output", "-o", "--force"],
+    "port status": ["FILE", "MODEL", *OUTPUT, "--reference"],
+    "port report": ["FILE", "MODEL", *OUTPUT, "--reference", "--html", "--output"],
     "generate": [
         *MODEL,
         *PLAN,
@@ -85,9 +91,18 @@ FLAGS = {
 }
 
 
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command by the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
 def test_verbs_have_exactly_the_flags_listed_here() -> None:
     found = {}
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in commands(typer.main.get_command(app)):
         words = []
         for parameter in command.params:
             own = parameter.opts if parameter.opts[0].startswith("-") else [parameter.name.upper()]

@@ -54,7 +54,7 @@ def test_package_runs_as_a_module() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_ends_with_two_examples_and_the_docs(run: Run, verb: str) -> None:
-    result = run(verb, "--help")
+    result = run(*verb.split(), "--help")
     assert result.code == 0
     lines = [line.strip() for line in result.out.rstrip().splitlines()]
     assert lines[-1] == f"Docs: {VERBS[verb].docs}"
@@ -65,7 +65,7 @@ def test_help_ends_with_two_examples_and_the_docs(run: Run, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_examples_use_flags_that_exist(run: Run, verb: str) -> None:
-    told = run(verb, "--help").out
+    told = run(*verb.split(), "--help").out
     used = [word for example in VERBS[verb].examples for word in example.split() if word.startswith("-")]
     assert all(f"{word} " in told or f"{word}," in told for word in used)
 
