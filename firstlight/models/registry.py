@@ -99,10 +99,7 @@ def find_port(model_type: str, *, port_file: Path | None = None, where: str = "c
 
 def load_file(path: Path) -> ModuleType:
     """Import a port file that lives outside the package. Raises: FirstlightError if absent or broken."""
-    if not path.is_file():
-        raise FirstlightError(
-            "no such port file", where=str(path), fix="give a Python file that defines arch and NAMES"
-        )
+    require_file(path)
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"firstlight_port_{digest}", path)
     if spec is None or spec.loader is None:
@@ -113,6 +110,13 @@ def load_file(path: Path) -> ModuleType:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     return module
+
+
+def require_file(path: Path) -> None:
+    """Raise FirstlightError if there is no port file at that place."""
+    if not path.is_file():
+        what = "the port file is a folder" if path.is_dir() else "no such port file"
+        raise FirstlightError(what, where=str(path), fix="give a Python file that defines arch and NAMES")
 
 
 @contextmanager
@@ -130,17 +134,24 @@ def guarded(what: str, origin: str, *, reading: str = "") -> Iterator[None]:
         raise FirstlightError(
             f"{what} {cause}",
             where=f"{last.filename}:{last.lineno} in {last.name}" + (f", reading {reading}" if reading else ""),
-            why=f"{what} of {origin} {'was stopped there' if ran else 'raises it'}",
+            why=f"{origin} {'was stopped there' if ran else 'raises it'}",
             fix="mend the port" + (", or what it reads of the config.json" if reading else ""),
         ) from error
 
 
 def innermost(error: BaseException, origin: str) -> traceback.FrameSummary:
     """Return the last frame of an error that lies in the port file, or the last of all."""
+    port = str(Path(origin).resolve())
     if isinstance(error, SyntaxError) and error.filename:
-        return traceback.FrameSummary(error.filename, error.lineno or 0, "the text")
+        return traceback.FrameSummary(_as_given(error.filename, port, origin), error.lineno or 0, "the text")
     frames = traceback.extract_tb(error.__traceback__)
-    return next((frame for frame in reversed(frames) if frame.filename == origin), frames[-1])
+    last = next((frame for frame in reversed(frames) if frame.filename == port), frames[-1])
+    return traceback.FrameSummary(_as_given(last.filename, port, origin), last.lineno, last.name)
+
+
+def _as_given(filename: str, port: str, origin: str) -> str:
+    """Return the file of a frame; the port file as the user spelt it."""
+    return origin if filename == port else filename
 
 
 def refuse_redefined(known: dict[str, Operator], table: OperatorTable, origin: str) -> None:

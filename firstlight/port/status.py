@@ -19,14 +19,14 @@ from firstlight.engine.assemble import Declared, declare
 from firstlight.errors import FirstlightError
 from firstlight.layers.decoder import Decoder
 from firstlight.layers.parameter import targets
-from firstlight.models.registry import guarded
+from firstlight.models.registry import guarded, require_file
 from firstlight.port.text import TODO
 from firstlight.spec.checklist import missing_operators
 from firstlight.spec.evidence import numbered
 from firstlight.spec.parts import ranges
 from firstlight.spec.read import text_config
 from firstlight.verify.report import VerifyReport
-from firstlight.verify.run import VerifyOptions, verify
+from firstlight.verify.run import REFERENCES, VerifyOptions, verify
 from firstlight.verify.summary import repro
 from firstlight.weights.checkpoint import Checkpoint
 from firstlight.weights.load import resolve
@@ -76,6 +76,10 @@ def status(
 
     Raises: FirstlightError if the model cannot be read; what is wrong with the port is an item.
     """
+    if reference not in (*REFERENCES, NO_REFERENCE):
+        choices = " or ".join((*REFERENCES, NO_REFERENCE))
+        raise FirstlightError(f"unknown reference {reference!r}", where="--reference", why=f"it can be {choices}")
+    require_file(file)
     marks = tuple(todos(file))
     try:
         declared = declare(model, port_file=file, allow_unknown_keys=True)
