@@ -8,7 +8,7 @@ from firstlight.errors import FirstlightError
 from firstlight.ops.registry import OperatorTable
 from firstlight.plan.planner import Plan, Planner, read_parallel
 from firstlight.spec.arch import ArchSpec
-from firstlight.spec.read import load_json
+from firstlight.spec.files import load_json
 
 FIX = "firstlight plan MODEL --json > plan.json    writes one that fits"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.errors import FirstlightError
-from firstlight.spec.read import load_json
+from firstlight.spec.files import load_json
 from firstlight.text.backend import Backend, load_fast, load_other
 
 

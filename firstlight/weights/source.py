@@ -11,7 +11,7 @@ from typing import Any
 from firstlight.errors import FirstlightError, closest
 from firstlight.models.registry import known_models
 from firstlight.spec.cards import card, card_names
-from firstlight.spec.read import load_json
+from firstlight.spec.files import load_json
 
 DEMO = "demo"
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
