@@ -26,6 +26,9 @@ def verify(
         str, typer.Option("--reference", metavar="NAME", help="transformers, or ref: our own reference operators.")
     ] = "transformers",
     layers: Annotated[str | None, typer.Option("--layers", metavar="RANGE", help="0-7, or 3. All by default.")] = None,
+    until: Annotated[
+        int | None, typer.Option("--until", metavar="LAYER", help="Stop after this layer: --layers 0-LAYER.")
+    ] = None,
     tokens: Annotated[
         int | None, typer.Option("--tokens", metavar="N", help="By default beyond every top-k, chunk and page.")
     ] = None,
@@ -46,11 +49,16 @@ def verify(
     out = Output(output)
     for path in filter(None, (html, report)):
         check_writable(path)
+    if until is not None:
+        if layers is not None:
+            raise FirstlightError("--until and --layers are both given", why=f"--until {until} is --layers 0-{until}")
+        layers = f"0-{until}"
     declared = limited(model.declare(), run.max_model_len)
     made = plan.build(declared)
     out.refusals(made)
     options = options_of(reference, layers, tokens, tol, run.seed)
     out.model(model.model)
+    out.notices(declared.port.notices)
     if plan.dtype not in ("auto", "float32"):
         out.warn(f"--dtype {plan.dtype} has no effect here: operators are compared in float32")
     with out.bar(f"against {reference}", len(options.layers or declared.arch.layers)) as advance:
@@ -110,12 +118,10 @@ def print_report(out: Output, report: VerifyReport, again: str) -> None:
     if first is not None:
         at = f" at position {first.position}" if first.position is not None else ""
         out.line()
-        out.line(
-            f"first divergence  {first.place} ({first.kind}), relative error {first.relative:.1e} where "
-            f"{first.tolerance:.0e} is allowed{at}",
-            BAD,
-        )
-        out.table([(name, text) for name, text in (("  against", first.reference), ("  note", first.note)) if text])
+        allowed = f", relative error {first.relative:.1e} where {first.tolerance:.0e} is allowed{at}"
+        out.line(f"first divergence  {first.place} ({first.kind}){allowed if first.numeric else ''}", BAD)
+        told = (("  against", first.reference), ("  note", first.note), ("  hint", first.hint))
+        out.table([(name, text) for name, text in told if text])
         out.line(f"  repro  {again}")
     for notice in report.notices:
         out.note(f"notice: {notice}")
@@ -131,5 +137,5 @@ def check_cells(check: Check, recall: float | None, first: Check | None) -> tupl
     """Return the row of a check."""
     verdict: Cell = ("ok", GOOD) if check.passed else ("FAIL  <- first divergence" if check is first else "FAIL", BAD)
     layer = "-" if check.layer is None else str(check.layer)
-    numbers = (f"{check.error:.1e}", f"{check.relative:.1e}", f"{check.tolerance:.0e}")
+    numbers = (f"{check.error:.1e}", f"{check.relative:.1e}", f"{check.tolerance:.0e}") if check.numeric else ("-",) * 3
     return layer, check.module or "(whole layer)", *numbers, "-" if recall is None else f"{recall:.3f}", verdict

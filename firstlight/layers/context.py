@@ -41,6 +41,13 @@ class Scratch:
     selection_TK: Tensor | None = None
 
 
+class Named(dict[str, Any]):
+    """Memory by name. Raises: KeyError in words for a name that declare() lacks."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"no {name!r} is declared here; declare() keeps {', '.join(self) or 'nothing'}")
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """Views of one layer's memory, by the names of its CacheDecl."""

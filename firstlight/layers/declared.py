@@ -5,9 +5,13 @@ T tokens, H hidden.
 
 from __future__ import annotations
 
+import inspect
+import traceback
+
 import torch
 from torch import Tensor, nn
 
+from firstlight.errors import FirstlightError
 from firstlight.layers.context import LayerContext
 from firstlight.layers.parameter import Module
 from firstlight.spec.noun import NewNoun
@@ -33,8 +37,21 @@ class DeclaredLayer(Module):
             owner.add_parameter(attribute, weight.shape, dtype=torch.float32 if weight.float32 else None)
 
     def forward(self, x_TH: Tensor, ctx: LayerContext) -> Tensor:
-        """Return y_TH of the port's own `forward`."""
-        y_TH: Tensor = self.spec.forward(x_TH, {weight.name: self._value(weight) for weight in self.weights}, ctx)
+        """Return y_TH of the port's own `forward`. Raises: FirstlightError, with its line, for whatever it raises."""
+        weights = {weight.name: self._value(weight) for weight in self.weights}
+        try:
+            y_TH: Tensor = self.spec.forward(x_TH, weights, ctx)
+        except FirstlightError:
+            raise
+        except Exception as error:
+            name, file = type(self.spec).__name__, inspect.getfile(type(self.spec))
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+            raise FirstlightError(
+                f"{name}.forward fails: {type(error).__name__}: {' '.join(map(str, error.args))}",
+                where=f"{file}:{lines[-1]}" if lines else file,
+                why="the port raises it",
+                fix="mend the port",
+            ) from error
         return y_TH
 
     def _value(self, weight: Weight) -> nn.Parameter:

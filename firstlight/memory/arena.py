@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from firstlight.layers.context import LayerCache
+from firstlight.layers.context import LayerCache, Named
 from firstlight.memory.blocks import Blocks
 from firstlight.memory.sequence import Hold, SequenceCache
 from firstlight.ops.paged.cache import Paged, State
@@ -96,7 +96,7 @@ class CachePool:
                 p.name: Paged(self.pages[p.name].planes[layer], tables[p.name], p.tokens_per_entry) for p in decl.pages
             }
             states = {s.name: State(self.states[s.name].planes[layer], slots_R) for s in decl.states}
-            caches.append(LayerCache(paged, states))
+            caches.append(LayerCache(Named(paged), Named(states)))
         return tuple(caches)
 
     def _table(self, role: str, holds: Sequence[Hold]) -> Tensor:

@@ -22,17 +22,15 @@ from firstlight.layers.parameter import targets
 from firstlight.models.registry import guarded, require_file
 from firstlight.port.text import TODO
 from firstlight.spec.checklist import missing_operators
-from firstlight.spec.evidence import numbered
-from firstlight.spec.parts import ranges
 from firstlight.spec.read import text_config
-from firstlight.verify.report import VerifyReport
+from firstlight.verify.report import VerifyReport, innermost
 from firstlight.verify.run import REFERENCES, VerifyOptions, verify
 from firstlight.verify.summary import repro
 from firstlight.weights.checkpoint import Checkpoint
+from firstlight.weights.faults import faults
 from firstlight.weights.load import resolve
-from firstlight.weights.loadplan import LoadPlan
 
-Kind = Literal["file", "todo", "config key", "operator", "tensor", "parameter", "shape", "divergence"]
+Kind = Literal["file", "todo", "config key", "operator", "tensor", "parameter", "shape", "cache", "divergence"]
 NO_REFERENCE = "none"
 
 
@@ -144,43 +142,8 @@ def tensors(declared: Declared, built: Decoder) -> Iterator[Item]:
     folder = declared.source.require_folder("a port's status")
     with Checkpoint.open(folder) as checkpoint:
         names = declared.port.names.at(len(declared.arch.layers))
-        plan = resolve(targets(built), names, checkpoint)
-        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-    yield from _unfilled(plan)
-    for pattern, found in folded(plan.unexpected).items():
-        shape = list(shapes[found[0]])
-        fix = "a rule in NAMES, a field of the noun that owns it, or NAMES.extend(ignore={...}) with the reason"
-        yield Item(kind="tensor", what=f"{pattern} {shape} has no place", where=in_layers(found), fix=fix)
-    for name, dtype in plan.unsupported:
-        yield Item(kind="tensor", what=f"{name} is stored as {dtype}, which cannot be read")
-
-
-def _unfilled(plan: LoadPlan) -> Iterator[Item]:
-    missing = {one.name: one for one in plan.missing}
-    for pattern, found in folded(missing).items():
-        spellings = missing[found[0]].spellings
-        looked = f"looked for {', '.join(spellings)}" if spellings else "NAMES has no rule for it"
-        yield Item(kind="parameter", what=f"no tensor fills {pattern}", where=in_layers(found), fix=looked)
-    wrong = {one.name: one for one in plan.mismatched}
-    for pattern, found in folded(wrong).items():
-        one = wrong[found[0]]
-        text = f"{pattern} is {list(one.found)}, the declaration needs {list(one.expected)}"
-        yield Item(kind="shape", what=text, where=in_layers(found), fix="correct the size in the declaration")
-
-
-def folded(names: Iterator[str] | Any) -> dict[str, list[str]]:
-    """Return names by pattern, numbers replaced by {n}."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(numbered(name), []).append(name)
-    return found
-
-
-def in_layers(names: list[str]) -> str:
-    """Return which layers names lie in, "" outside."""
-    parts = [name.split(".") for name in names]
-    numbers = {int(words[words.index("layers") + 1]) for words in parts if "layers" in words[:-1]}
-    return f"layers {ranges(sorted(numbers))}" if numbers else ""
+        for fault in faults(resolve(targets(built), names, checkpoint), checkpoint, names):
+            yield Item(kind=fault.kind, what=fault.what, where=fault.where, fix=fault.fix)
 
 
 def proven(
@@ -195,11 +158,18 @@ def proven(
 
 
 def divergence(proof: VerifyReport, model: str, file: Path, reference: str, *, marked: bool) -> Iterator[Item]:
-    """Yield the first module that differs. What cannot run while marks are left is no news, nor is a tensor fault."""
-    first = proof.first_divergence
-    if first is None or first.kind == "weights" or (marked and "cannot run" in first.note):
+    """Yield caches that nothing uses and the first module that differs; faults of tensors are items of their own.
+
+    What cannot run while marks are left is no news.
+    """
+    failed = [check for check in proof.checks if not check.passed]
+    for check in failed:
+        if check.kind == "caches":
+            yield Item(kind="cache", what=f"{check.place}: {check.note}", fix=check.hint)
+    first = innermost(failed)
+    if first is None or (marked and "cannot run" in first.note):
         return
     told = f"relative error {first.relative:.1e} where {first.tolerance:.0e} is allowed"
-    hint = "; ".join(text for text in (getattr(first, "hint", ""), first.note) if text)
+    hint = "; ".join(text for text in (first.hint, first.note) if text)
     again = repro(proof, first, model=model, reference=reference, flags=("--port", str(file)))
     yield Item(kind="divergence", what=f"{first.place}: {told}", where=hint, fix=again)

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from firstlight.layers.context import LayerContext, Ops
+from firstlight.errors import FirstlightError
+from firstlight.layers.context import LayerCache, LayerContext, Named, Ops
 from firstlight.layers.indexer import IndexLayer
 from firstlight.layers.moe import RouterLayer
+from firstlight.layers.norm import NormLayer
 from firstlight.verify.choices import Choices, Verdict, judge_routing, judge_selection, visible
 from firstlight.verify.difference import FAILED, Difference, difference, judge
+from firstlight.verify.hints import Known, Norming, explain
 from firstlight.verify.oracle import Call, Trace, tensors
 from firstlight.verify.report import Check, Kind
 
-# what a module raises on inputs that its declaration does not fit
+# what a module raises on inputs that its declaration does not fit; FirstlightError is a ValueError
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
@@ -37,10 +41,13 @@ class LayerComparison:
         self.choices = Choices.of(layer, trace)
         self.checks: list[Check] = []
 
-    def run(self) -> list[Check]:
-        """Return the checks of every module that has a counterpart, in order of execution, states after their mixer."""
+    def run(self, only: str | None = None) -> list[Check]:
+        """Return the checks of every module that has a counterpart, in order of execution, states after their mixer.
+
+        only: the path of the one module to compare.
+        """
         modules = dict(self.layer.named_modules())
-        for path in ordered(modules):
+        for path in ordered(modules) if only is None else (only,):
             call = self.trace.calls.get(path)
             if call is not None:
                 self._module(path, modules[path], call)
@@ -48,19 +55,20 @@ class LayerComparison:
 
     def _module(self, path: str, module: nn.Module, call: Call) -> None:
         takes = arity(module)
-        if takes is None or len(call.inputs) < takes:
+        if takes is None or len(call.inputs) < takes or not complete(module):
             return
         ctx = self.context()
+        used: set[str] = set()
         chooses = isinstance(module, (IndexLayer, RouterLayer))
         # a chooser is judged by its own choice, what comes after it by the reference's where they tie
         recorded = RecordingOps(ctx.ops if chooses else self.choices.follow(ctx.ops))
-        ctx = LayerContext(recorded, ctx.rows, ctx.cache, ctx.scratch)
+        ctx = LayerContext(recorded, ctx.rows, watched(ctx.cache, used), ctx.scratch)
         last = recorded if list(inspect.signature(module.forward).parameters)[-1] == "ops" else ctx
         try:
             with torch.inference_mode():
                 ours = tensors(module(*call.inputs[:takes], last))
         except MISFITS as error:
-            self._add(path, "module", FAILED, call.name, note=f"cannot run on the reference's input: {error}")
+            self._add(path, "module", FAILED, call.name, note=cannot_run(error))
             return
         if isinstance(module, RouterLayer):
             self._router(path, ours, call, recorded)
@@ -69,12 +77,34 @@ class LayerComparison:
         else:
             self._tensors(path, ours, call)
         if path == "mixer":
+            self._unused(ctx.cache, used)
             self._states(ctx, call.name)
 
     def _tensors(self, path: str, ours: tuple[Tensor, ...], call: Call) -> None:
-        pairs = [(tensor, theirs, difference(tensor, theirs)) for tensor, theirs in counterparts(ours, call.outputs)]
-        for _, _, found in pairs:
-            self._add(path, "layer" if path == "" else "module", found, call.name, note=self._layer_note(path, found))
+        known = self._known(path, call)
+        for tensor, theirs in counterparts(ours, call.outputs):
+            found = difference(tensor, theirs)
+            hint = "" if found.relative <= self.tolerance else explain(tensor, theirs, known)
+            note = self._layer_note(path, found)
+            self._add(path, "layer" if path == "" else "module", found, call.name, note=note, hint=hint)
+
+    def _known(self, path: str, call: Call) -> Known:
+        """Return what the declaration says about a module, for the hints."""
+        spec = getattr(self.layer.mixer, "spec", None) if path.partition(".")[0] == "mixer" else None
+        sizes = {f.name: getattr(spec, f.name) for f in fields(spec)} if is_dataclass(spec) else {}
+        heads = tuple(n for name, n in sizes.items() if "heads" in name and isinstance(n, int))
+        found = norming(self.layer.get_submodule(path), call)
+        return Known(heads=heads, window=sizes.get("sliding_window"), norming=found)
+
+    def _unused(self, cache: LayerCache, used: set[str]) -> None:
+        for kind, names in (("pages", cache.pages), ("states", cache.states)):
+            for name in names:
+                if name not in used:
+                    note = f"declare() keeps the {kind} {name!r}, which forward never touches"
+                    hint = "leave it out of declare(), or read and write it in forward"
+                    self.checks.append(
+                        Check.fault("caches", layer=self.index, module=f"mixer.{name}", note=note, hint=hint)
+                    )
 
     def _layer_note(self, path: str, found: Difference) -> str:
         """Return which counterparts were taken, where a layer is wrong though all its modules are right."""
@@ -91,7 +121,11 @@ class LayerComparison:
                 ours = view.data[int(view.slots_R[0])]
                 # the reference may keep a longer window than the W - 1 inputs that matter
                 kept = theirs[-ours.shape[0] :] if state == "conv" else theirs
-                self._add(f"mixer.{state}", "state", difference(ours, kept), f"{name} cache")
+                # a delta rule keeps [K, V] there, a state-space recurrence [P, N] as here
+                ways = (kept, kept.mT) if kept.ndim > 1 else (kept,)
+                found = [difference(ours, way) for way in ways if way.shape == ours.shape]
+                if found:
+                    self._add(f"mixer.{state}", "state", min(found, key=lambda f: f.relative), f"{name} cache")
 
     def _router(self, path: str, ours: tuple[Tensor, ...], call: Call, recorded: RecordingOps) -> None:
         if self.choices.routing is None:
@@ -102,9 +136,13 @@ class LayerComparison:
         kept = torch.ones(len(ids_TK), dtype=torch.bool)
         kept[list(verdict.tied)] = False
         num_experts = args[1].shape[0]
-        found = difference(dense(ours[0], ours[1], num_experts)[kept], dense(weights_TK, ids_TK, num_experts)[kept])
+        mine_TE, theirs_TE = (dense(w, ids, num_experts)[kept] for w, ids in (ours, (weights_TK, ids_TK)))
+        found = difference(mine_TE, theirs_TE)
         note = f"{len(verdict.wrong)} of {len(ids_TK)} tokens go to other experts" if verdict.wrong else ""
-        self._add(path, "module", found, call.name, note=note or ties(verdict))
+        if ours[1].shape != ids_TK.shape:
+            note += f": {ours[1].shape[1]} each, the reference {ids_TK.shape[1]}"
+        hint = "" if note or found.relative <= self.tolerance else explain(mine_TE, theirs_TE)
+        self._add(path, "module", found, call.name, note=note or ties(verdict), hint=hint)
 
     def _selection(self, path: str, slots_TK: Tensor, call: Call, recorded: RecordingOps) -> None:
         if self.choices.selection_TK is None:
@@ -113,6 +151,8 @@ class LayerComparison:
         theirs_TK = visible(self.choices.selection_TK, rows)
         found = judge_selection(slots_TK, theirs_TK, q, weights, keys, rows, latent, **options)
         wrong = found.wrong
+        most, theirs_most = (int((chosen >= 0).sum(1).max()) for chosen in (slots_TK, theirs_TK))
+        sizes = f": at most {most}, the reference {theirs_most}" if most != theirs_most else ""
         self.checks.append(
             Check(
                 layer=self.index,
@@ -125,15 +165,52 @@ class LayerComparison:
                 position=wrong[0] if wrong else None,
                 recall=found.recall,
                 reference=call.name,
-                note=f"{len(wrong)} of {len(slots_TK)} tokens select other entries" if wrong else ties(found),
+                note=f"{len(wrong)} of {len(slots_TK)} tokens select other entries{sizes}" if wrong else ties(found),
             )
         )
 
-    def _add(self, path: str, kind: Kind, found: Difference, reference: str, note: str = "") -> None:
+    def _add(self, path: str, kind: Kind, found: Difference, reference: str, note: str = "", hint: str = "") -> None:
+        at, tolerance = self.index, self.tolerance
         check = judge(
-            found, layer=self.index, module=path, kind=kind, tolerance=self.tolerance, reference=reference, note=note
+            found, layer=at, module=path, kind=kind, tolerance=tolerance, reference=reference, note=note, hint=hint
         )
         self.checks.append(check)
+
+
+def norming(module: nn.Module, call: Call) -> Norming | None:
+    """Return what is known where a norm differs, None of any other module."""
+    if not isinstance(module, NormLayer):
+        return None
+    centred = module.spec.kind == "layer"
+    return Norming(x=call.inputs[0], weight=module.get_parameter("weight"), eps=module.spec.eps, centred=centred)
+
+
+def cannot_run(error: Exception) -> str:
+    """Return the note on a module that raised one of MISFITS."""
+    told = f"{error.what}, in {error.where}" if isinstance(error, FirstlightError) else str(error)
+    return f"cannot run on the reference's input: {told}"
+
+
+def complete(module: nn.Module) -> bool:
+    """True if every parameter of a module has been filled."""
+    return not any(parameter.is_meta for parameter in module.parameters())
+
+
+class Watched(Named):
+    """A mapping that leaves the names asked for in `used`."""
+
+    def __init__(self, items: Mapping[str, Any], used: set[str]) -> None:
+        super().__init__(items)
+        self.used = used
+
+    def __getitem__(self, name: str) -> Any:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+
+def watched(cache: LayerCache, used: set[str]) -> LayerCache:
+    """Return the same memory, which tells what of it is asked for."""
+    return LayerCache(Watched(cache.pages, used), Watched(cache.states, used))
 
 
 def ties(verdict: Verdict) -> str:

@@ -17,38 +17,30 @@ class Difference:
     error: float
     relative: float
     position: int | None
-    growth: float | None
 
 
 # what could not be computed at all
-FAILED = Difference(error=float("inf"), relative=float("inf"), position=None, growth=None)
+FAILED = Difference(error=float("inf"), relative=float("inf"), position=None)
 
 
 def difference(ours: Tensor, theirs: Tensor) -> Difference:
-    """Return how far two tensors of one shape are apart; infinite where either is not finite.
-
-    growth: correlation of the error with the position, None where there are fewer than 8 positions.
-    """
+    """Return how far two tensors of one shape are apart; infinite where either is not finite."""
     ours, theirs = ours.detach().float().reshape(theirs.shape), theirs.detach().float()
     if not theirs.numel():
-        return Difference(error=0.0, relative=0.0, position=None, growth=None)
+        return Difference(error=0.0, relative=0.0, position=None)
     if not (torch.isfinite(ours).all() and torch.isfinite(theirs).all()):
         bad = (
             (~torch.isfinite(ours) | ~torch.isfinite(theirs)).flatten(1).any(1)
             if ours.ndim > 1
             else ~torch.isfinite(ours)
         )
-        return Difference(error=float("inf"), relative=float("inf"), position=int(bad.nonzero()[0]), growth=None)
+        return Difference(error=float("inf"), relative=float("inf"), position=int(bad.nonzero()[0]))
     gap = (ours - theirs).abs()
     per_token = gap.flatten(1).amax(1) if gap.ndim > 1 else gap
     error = float(gap.max())
     scale = float(theirs.abs().max())
-    growth = None
-    if per_token.numel() >= 8 and float(per_token.std()) > 0:
-        positions = torch.arange(per_token.numel(), dtype=torch.float32)
-        growth = float(torch.corrcoef(torch.stack((positions, per_token)))[0, 1])
     relative = error / scale if scale else (0.0 if error == 0 else float("inf"))
-    return Difference(error=error, relative=relative, position=int(per_token.argmax()), growth=growth)
+    return Difference(error=error, relative=relative, position=int(per_token.argmax()))
 
 
 def judge(
@@ -60,11 +52,10 @@ def judge(
     tolerance: float,
     reference: str,
     note: str = "",
+    hint: str = "",
 ) -> Check:
     """Return the Check of a difference: passed iff its relative error is within tolerance."""
     passed = found.relative <= tolerance
-    if not passed and not note and found.growth is not None and found.growth > 0.5:
-        note = f"grows with position (r={found.growth:.2f})"
     return Check(
         layer=layer,
         module=module,
@@ -76,4 +67,5 @@ def judge(
         position=found.position,
         reference=reference,
         note=note,
+        hint=hint,
     )

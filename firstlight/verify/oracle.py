@@ -42,8 +42,11 @@ class Oracle(Protocol):
     description: str
     independent: bool
 
-    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor:
-        """Run the model; call visit after each of `layers` and at the end with None. Return logits [T, V]."""
+    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor | None:
+        """Run the model to the last of `layers`; call visit after each and at the end with None.
+
+        Return logits [T, V], None if layers were left out at the end.
+        """
         ...
 
     def contradiction(self, ids_T: Tensor, logits_TV: Tensor) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,29 +23,37 @@ from firstlight.spec.names import Candidate, Source
 from firstlight.verify.oracle import Recorder, Trace, Visit
 from firstlight.weights.checkpoint import Checkpoint
 from firstlight.weights.load import unload
-from firstlight.weights.loadplan import LoadPlan
+from firstlight.weights.loadplan import LoadPlan, below
 
 # two orders of summation of one fp32 model, over all its layers
 SELF_TOLERANCE = 1e-4
 
 
-class HFOracle:
-    """A transformers model in fp32 with eager attention, loaded block by block."""
+class Enough(Exception):
+    """The last layer that was asked for has run."""
 
-    def __init__(self, folder: Path, plan: LoadPlan, num_layers: int) -> None:
+
+class HFOracle:
+    """A transformers model in fp32 with eager attention, loaded block by block.
+
+    plan: may lack parts of ours; a module that none of them is filled from is the reference's alone, and runs.
+    tied: ours has no head of its own.
+    """
+
+    def __init__(self, folder: Path, plan: LoadPlan, num_layers: int, *, tied: bool) -> None:
         transformers = require_transformers()
         self.description = f"transformers {transformers.__version__}"
         self.independent = True
         self.checkpoint = Checkpoint.open(folder)
         self.model = build_model(folder)
         self.names = ParameterNames(self.model, self.checkpoint)
-        self.plan = plan
+        self.plan, self.tied = plan, tied
         self.consumed = plan.sources("")
-        self.blocks = {
-            path: self._block(path) for path in ["embed", "norm", "head", *(f"layers.{i}" for i in range(num_layers))]
-        }
+        stack = self._stack(num_layers)
+        self.blocks = {path: self.names.owner(plan.sources(path)) or "" for path in ("embed", "norm", "head")}
+        self.blocks |= {f"layers.{i}": f"{stack}.{i}" for i in range(num_layers)}
 
-    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor:
+    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor | None:
         """Run one uncached-history pass and show each layer; see Oracle. Raises: FirstlightError."""
         from transformers import DynamicCache
 
@@ -53,13 +61,16 @@ class HFOracle:
         outside = Recorder(
             {p: (n, self._module(n)) for p, n in self.blocks.items() if n and not p.startswith("layers.")}
         )
-        with self._streaming() as handles:
+        logits: Tensor | None = None
+        with self._streaming() as handles, suppress(Enough):
             handles += [self._show(index, len(ids_T), cache, visit) for index in layers]
+            if f"layers.{layers.stop}" in self.blocks:
+                handles.append(self._module(self.blocks[f"layers.{layers.stop}"]).register_forward_pre_hook(enough))
             with torch.inference_mode():
-                logits = self.model(input_ids=ids_T[None], past_key_values=cache, use_cache=True).logits[0]
+                logits = self.model(input_ids=ids_T[None], past_key_values=cache, use_cache=True).logits[0].float()
         outside.close()
         visit(None, Trace(outside.take()))
-        return cast(Tensor, logits.float())
+        return logits
 
     def contradiction(self, ids_T: Tensor, logits_TV: Tensor) -> str:
         """Return how a pass without any cache differs from the one that was compared; see Oracle.
@@ -82,15 +93,43 @@ class HFOracle:
             for path, name in self.blocks.items():
                 if name:
                     handles += self._stream(path, name)
+            for name in self._alone():
+                handles += self._stream("", name)
             yield handles
         finally:
             for handle in handles:
                 handle.remove()
             self.checkpoint.close()
 
-    def _block(self, path: str) -> str:
-        """Return the reference module of one of our top-level blocks; "" where ours has none (a tied head)."""
-        return self.names.owner(self.plan.sources(path)) or ""
+    def _stack(self, num_layers: int) -> str:
+        """Return the list of the reference's layers: where ours are filled from, or the first of that length."""
+        lists: dict[str, int] = {name: len(m) for name, m in self.model.named_modules() if isinstance(m, nn.ModuleList)}
+        filled = [(i, self.names.target[name]) for i in range(num_layers) for name in self.plan.sources(f"layers.{i}")]
+        # the outermost list that holds what fills one of our layers at that layer's number
+        held = (name for i, target in filled for name in lists if target.startswith(f"{name}.{i}."))
+        found = next(held, None) or next((name for name, length in lists.items() if length == num_layers), None)
+        if found is None or lists[found] < num_layers:
+            raise FirstlightError(
+                f"the reference has no {num_layers} layers",
+                where=self.description,
+                why=f"its lists of modules: {', '.join(f'{name} ({n})' for name, n in lists.items()) or 'none'}",
+                fix="compare the number of layers in the port with config.json",
+            )
+        return found
+
+    def _alone(self) -> list[str]:
+        """Return the modules with parameters that no block of ours holds: the port or the checkpoint lacks them."""
+        blocks = [name for name in self.blocks.values() if name]
+        filled = {target for target in self.names.target.values() if target in self.names.state}
+        owners = {name.rpartition(".")[0] for name in (*filled, *(n for n, _ in self.model.named_parameters()))}
+        head = self.model.get_output_embeddings()
+        return sorted(
+            name
+            for name in owners
+            if not any(below(name, block) for block in blocks)
+            and not any(self._module(name).children())
+            and not (self.tied and self._module(name) is head)
+        )
 
     def _module(self, name: str) -> nn.Module:
         module: nn.Module = self.model.get_submodule(name)
@@ -98,7 +137,7 @@ class HFOracle:
 
     def _stream(self, path: str, name: str) -> list[Any]:
         module = self._module(name)
-        if path == "embed" and self.blocks["head"] == "":
+        if path == "embed" and self.tied:
             # a tied head shares the embedding's weight, which must outlive the layers
             self.names.load(name)
             self.model.get_output_embeddings().weight = module.weight
@@ -166,7 +205,7 @@ class ParameterNames:
 
         exactly: None unless it owns no other parameter that is filled from these tensors.
         """
-        filled = {self.target[name] for name in sources}
+        filled = {self.target[name] for name in sources} & self.state.keys()
         if not filled:
             return None
         levels = zip(*(name.split(".")[:-1] for name in filled), strict=False)
@@ -204,11 +243,24 @@ class ParameterNames:
 
     def _set(self, name: str, value: Tensor) -> None:
         path, _, attribute = name.rpartition(".")
+        wanted = self.state[name].shape if name in self.state else value.shape
+        if value.shape != wanted:
+            raise FirstlightError(
+                f"the reference needs {name} as {list(wanted)}, the checkpoint has it as {list(value.shape)}",
+                where=str(self.checkpoint.folder),
+                why="config.json and the weights do not agree, or transformers reads another key than the authors",
+                fix="compare the sizes in config.json with the shapes of the tensors",
+            )
         owner = self.model.get_submodule(path)
         if attribute in owner._buffers:
             owner._buffers[attribute] = value
         else:
             owner._parameters[attribute] = nn.Parameter(value, requires_grad=False)
+
+
+def enough(module: nn.Module, args: Any) -> None:
+    """Stop the pass before this module. Raises: Enough."""
+    raise Enough
 
 
 def require_transformers() -> Any:
@@ -256,12 +308,13 @@ def build_model(folder: Path) -> Any:
 
 
 def cache_states(cache: Any, index: int) -> Mapping[str, Tensor]:
-    """Return the states of a transformers cache layer in our layout: recurrent [H, V, K], conv [W, C]."""
+    """Return the states of a transformers cache layer: recurrent as it keeps them [H, K, V], conv [W, C]."""
     layer = cache.layers[index]
     states = {}
     for ours, theirs in (("recurrent", "recurrent_states"), ("conv", "conv_states")):
         value = getattr(layer, theirs, None)
         value = value.get(0) if isinstance(value, dict) else value
         if isinstance(value, Tensor):
-            states[ours] = value[0].detach().float().transpose(-1, -2).clone()
+            kept = value[0].detach().float()
+            states[ours] = (kept.mT if ours == "conv" else kept).clone()
     return states

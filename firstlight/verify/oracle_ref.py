@@ -34,15 +34,17 @@ class RefOracle:
         self.model, self.loaded = model, loaded
         self.bound = BoundPlan(plan.with_impl("ref", "the reference"), table)
 
-    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor:
+    def run(self, ids_T: Tensor, layers: range, visit: Visit) -> Tensor | None:
         """See Oracle."""
         rows, scratch = Rows.of([(0, ids_T.shape[0])]), Scratch()
         ops = self.bound.step(rows, ()).model_ops
         with torch.inference_mode():
             with self.loaded("embed"):
                 x = self.model.begin(ids_T, ops)
-            for index in range(len(self.model.layers)):
+            for index in range(layers.stop):
                 x = self._layer(index, x, rows, scratch, visit if index in layers else None)
+            if layers.stop < len(self.model.layers):
+                return None
             with self.loaded("norm"), self.loaded("head"), self.loaded("embed"):
                 recorder = Recorder({"norm": ("norm", self.model.norm)})
                 hidden = self.model.end(x, ops)

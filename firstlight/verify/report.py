@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ class Check:
     layer None: outside the layers. module: our module path inside the layer, or the name of a state.
     error: greatest absolute difference; relative: it over the greatest magnitude of the reference.
     position: token of the greatest difference. recall: share of the reference's selection found.
-    reference: the reference module compared with. note: what the numbers suggest.
+    reference: the reference module compared with. note: what was found besides the numbers; hint: the likely cause.
+    weights and caches are faults of structure, with no numbers: they are listed only where there is one.
     """
 
     layer: int | None
@@ -29,6 +31,19 @@ class Check:
     recall: float | None = None
     reference: str = ""
     note: str = ""
+    hint: str = ""
+
+    @classmethod
+    def fault(cls, kind: Kind, *, layer: int | None, module: str, note: str, hint: str = "") -> Check:
+        """Return a failed check without numbers."""
+        inf = float("inf")
+        return cls(layer=layer, module=module, kind=kind, error=inf, relative=inf, tolerance=0.0, passed=False,
+                   note=note, hint=hint)  # fmt: skip
+
+    @property
+    def numeric(self) -> bool:
+        """True if numbers were compared."""
+        return self.kind not in ("weights", "caches")
 
     @property
     def place(self) -> str:
@@ -77,15 +92,9 @@ class VerifyReport:
 
     @property
     def first_divergence(self) -> Check | None:
-        """The failed check that explains the others: of the first layer, the innermost module, in run order."""
+        """The failed check that explains the others: a fault of structure, or of the first layer the innermost."""
         failed = [check for check in self.checks if not check.passed]
-        if not failed:
-            return None
-        same = [check for check in failed if check.layer == failed[0].layer]
-        # a wrong state follows from a wrong module, unless nothing else is wrong
-        modules = [check for check in same if check.kind != "state"] or same
-        inner = [c for c in modules if not any(o is not c and inside(o.module, c.module) for o in modules)]
-        return inner[0]
+        return next((check for check in failed if not check.numeric), None) or innermost(failed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data, with the verdict and the first divergence spelt out."""
@@ -95,6 +104,15 @@ class VerifyReport:
             "passed": self.passed,
             "first_divergence": asdict(first) | {"place": first.place} if first else None,
         }
+
+
+def innermost(failed: Sequence[Check]) -> Check | None:
+    """Return the failed comparison that explains the others: of the first layer, the innermost module, in run order."""
+    numeric = [check for check in failed if check.numeric]
+    same = [check for check in numeric if check.layer == numeric[0].layer]
+    # a wrong state follows from a wrong module, unless nothing else is wrong
+    modules = [check for check in same if check.kind != "state"] or same
+    return next((c for c in modules if not any(o is not c and inside(o.module, c.module) for o in modules)), None)
 
 
 def inside(module: str, outer: str) -> bool:

@@ -24,15 +24,19 @@ from firstlight.plan.planner import Plan
 from firstlight.quant.policy import PrecisionPolicy
 from firstlight.spec.arch import Layer
 from firstlight.spec.feedforward import MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, Mixer, MLAttention
+from firstlight.spec.mixers import GQAttention, Mixer, MLAttention
+from firstlight.spec.read import text_config
 from firstlight.verify.choices import Choices
-from firstlight.verify.compare import MISFITS, LayerComparison
+from firstlight.verify.compare import MISFITS, LayerComparison, cannot_run, complete, norming
 from firstlight.verify.difference import FAILED, Difference, difference, judge
+from firstlight.verify.hints import Known, explain
 from firstlight.verify.oracle import Call, Oracle, Trace
 from firstlight.verify.oracle_hf import HFOracle
 from firstlight.verify.oracle_ref import RefOracle, layer_memory
 from firstlight.verify.report import Check, Kind, VerifyReport
+from firstlight.verify.whatif import WhatIf
 from firstlight.weights.checkpoint import Checkpoint
+from firstlight.weights.faults import Fault, faults
 from firstlight.weights.load import load_into, resolve, unload
 from firstlight.weights.loadplan import below
 
@@ -65,14 +69,20 @@ class Verification:
         self.model = Decoder.build(declared.arch, torch.float32)
         self.checkpoint = Checkpoint.open(self.folder)
         num_layers = len(declared.arch.layers)
-        self.load_plan = resolve(targets(self.model), declared.port.names.at(num_layers), self.checkpoint)
-        self.load_plan.raise_if_bad(str(self.folder))
+        names = declared.port.names.at(num_layers)
+        found = resolve(targets(self.model), names, self.checkpoint)
+        if options.reference != "transformers":
+            # our own operators cannot run without every tensor
+            found.raise_if_bad(str(self.folder))
+        self.faults = faults(found, self.checkpoint, names)
+        self.load_plan = found.loadable() if self.faults else found
         self.bound = BoundPlan(self.plan, declared.table)
         self.layers = self._layers(num_layers)
         self.num_tokens = self._num_tokens()
         self.rows = Rows.of([(0, self.num_tokens)])
-        self.checks: list[Check] = []
+        self.checks = [of_weights(fault) for fault in self.faults]
         self.notices: dict[str, None] = dict.fromkeys(self.checkpoint.notices)
+        self.whatif = WhatIf(declared.arch, text_config(declared.source.raw))
         self.forced, self.own = Scratch(), Scratch()
         self.x: Tensor | None = None
 
@@ -82,14 +92,14 @@ class Verification:
         oracle = self._oracle()
         generator = torch.Generator().manual_seed(self.options.seed)
         ids_T = torch.randint(0, self.declared.arch.vocab_size, (self.num_tokens,), generator=generator)
-        whole = len(self.layers) == len(self.model.layers)
+        whole = len(self.layers) == len(self.model.layers) and not self.faults
         with torch.inference_mode(), self.loaded("embed"):
             self.x = self.model.begin(ids_T, self._step(0).model_ops) if whole else None
-        logits = oracle.run(ids_T, self.layers, self.visit)
-        if self.x is not None:
+        logits = self._pass(oracle, ids_T)
+        if self.x is not None and logits is not None:
             self._logits(logits)
         failed = any(not check.passed for check in self.checks)
-        if failed and (contradiction := oracle.contradiction(ids_T, logits)):
+        if failed and logits is not None and (contradiction := oracle.contradiction(ids_T, logits)):
             self.notices.setdefault(contradiction)
         self.checkpoint.close()
         return VerifyReport(
@@ -108,6 +118,16 @@ class Verification:
             unknown_keys=self.declared.unknown_keys,
         )
 
+    def _pass(self, oracle: Oracle, ids_T: Tensor) -> Tensor | None:
+        """Return the reference's logits, None where it stops: early, or at a tensor that the checkpoint lacks."""
+        try:
+            return oracle.run(ids_T, self.layers, self.visit)
+        except FirstlightError as error:
+            if not self.faults:
+                raise
+            self.notices.setdefault(f"nothing further was compared: {error.what}")
+            return None
+
     def visit(self, index: int | None, trace: Trace) -> None:
         """Compare one layer (or what lies outside the layers) right after the reference ran it."""
         if index is None:
@@ -122,7 +142,7 @@ class Verification:
                 lambda: self._context(index, self.forced),
                 self.options.tolerance,
             )
-            self.checks += comparison.run()
+            self.checks += self.whatif.explained(comparison, comparison.run())
             self._split(index, trace, comparison.choices)
             self._own_pass(index, comparison.choices)
         self.progress(index)
@@ -161,7 +181,7 @@ class Verification:
     def _oracle(self) -> Oracle:
         name = self.options.reference
         if name == "transformers":
-            return HFOracle(self.folder, self.load_plan, len(self.model.layers))
+            return HFOracle(self.folder, self.load_plan, len(self.model.layers), tied=self.model.head is None)
         if name == "ref":
             return RefOracle(self.model, self.plan, self.declared.table, self.loaded)
         raise FirstlightError(f"unknown reference {name!r}", why=f"it can be {' or '.join(REFERENCES)}")
@@ -192,8 +212,7 @@ class Verification:
                 needed = max(needed, 2 * mixer.indexer.width)
             if isinstance(mixer, GQAttention) and mixer.sliding_window:
                 needed = max(needed, mixer.sliding_window + 66)
-            if isinstance(mixer, DeltaRule):
-                needed = max(needed, 2 * mixer.declare(self.plan.precision.cache_dtypes()).grid + 2)
+            needed = max(needed, 2 * mixer.declare(self.plan.precision.cache_dtypes()).grid + 2)
         return asked or min(needed, most)
 
     def _step(self, index: int, scratch: Scratch | None = None) -> StepContext:
@@ -207,7 +226,7 @@ class Verification:
     def _split(self, index: int, trace: Trace, choices: Choices) -> None:
         """Check that the mixer fed in pieces, the last tokens one by one, equals the mixer fed at once."""
         call = trace.calls.get("mixer")
-        if call is None or self.num_tokens < 4:
+        if call is None or self.num_tokens < 4 or not complete(self.model.get_submodule(f"layers.{index}.mixer")):
             return
         try:
             whole = self._mixer(index, call, choices, [self.num_tokens])
@@ -226,11 +245,13 @@ class Verification:
         reference: str,
         scale: float = 1.0,
         note: str = "",
+        hint: str = "",
     ) -> None:
-        tolerance = scale * self.options.tolerance
-        self.checks.append(
-            judge(found, layer=layer, module=module, kind=kind, tolerance=tolerance, reference=reference, note=note)
+        allowed = scale * self.options.tolerance
+        check = judge(
+            found, layer=layer, module=module, kind=kind, tolerance=allowed, reference=reference, note=note, hint=hint
         )
+        self.checks.append(check)
 
     def _mixer(self, index: int, call: Call, choices: Choices, lengths: list[int]) -> Tensor:
         caches, _ = layer_memory(self.model, index, self.num_tokens)
@@ -253,12 +274,17 @@ class Verification:
             module = self.model.get_submodule(path) if path != "head" or self.model.head is not None else None
             if module is None or not call.inputs or not call.outputs:
                 continue
+            note = hint = ""
             try:
                 with torch.inference_mode(), self.loaded(path):
-                    found, note = difference(module(call.inputs[0], ops), call.outputs[0]), ""
+                    if not complete(module):
+                        continue
+                    ours, known = module(call.inputs[0], ops), Known(norming=norming(module, call))
+                found = difference(ours, call.outputs[0])
+                hint = explain(ours, call.outputs[0], known) if found.relative > self.options.tolerance else ""
             except MISFITS as error:
-                found, note = FAILED, f"cannot run on the reference's input: {error}"
-            self._judge(found, None, path, "module", call.name, note=note)
+                found, note = FAILED, cannot_run(error)
+            self._judge(found, None, path, "module", call.name, note=note, hint=hint)
 
     def _logits(self, theirs: Tensor) -> None:
         """Compare our own pass, never fed by the reference. Errors of 2 L sub-layers add like independent ones."""
@@ -270,6 +296,14 @@ class Verification:
         found, scale = difference(ours, theirs), math.sqrt(2 * len(self.model.layers))
         note = "" if found.relative <= scale * self.options.tolerance or not agree else FLIPS
         self._judge(found, None, "logits", "logits", "the reference's own pass", scale, note)
+
+
+def of_weights(fault: Fault) -> Check:
+    """Return the failed check of what does not fit between checkpoint and declaration."""
+    layer = fault.layers[0] if fault.layers else None
+    module = fault.name.rpartition(f"layers.{layer}.")[2] if fault.layers else fault.name
+    note = fault.what + (f" in {fault.where}" if fault.where else "")
+    return Check.fault("weights", layer=layer, module=module, note=note, hint=fault.fix)
 
 
 def chooses(layer: Layer) -> bool:

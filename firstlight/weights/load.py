@@ -31,18 +31,13 @@ def resolve(targets: Iterable[Target], names: NameMap, checkpoint: Checkpoint) -
     mismatched: list[Mismatch] = []
     wanted = list(targets)
     for target in wanted:
-        candidates = names.candidates(target.name)
-        present = [candidate for candidate in candidates if candidate.name in checkpoint]
-        shape = target.shape
-        fitting = [candidate for candidate in present if _fits(shape, checkpoint, candidate)]
-        if fitting:
-            entries.append(Entry(target=target, candidate=fitting[0]))
-        elif present:
-            whole = checkpoint.shape(present[0].name)
-            found = part_shape(whole, present[0])
-            mismatched.append(Mismatch(name=present[0].name, expected=shape, found=whole if found is None else found))
+        found = find(target, names, checkpoint)
+        if isinstance(found, Entry):
+            entries.append(found)
+        elif isinstance(found, Mismatch):
+            mismatched.append(found)
         else:
-            missing.append(Missing(name=target.name, spellings=tuple(candidate.name for candidate in candidates)))
+            missing.append(found)
     mismatched += _experts_left_over(entries, checkpoint)
     used = {entry.candidate.name for entry in entries} | {mismatch.name for mismatch in mismatched}
     rest = [name for name in checkpoint.names() if name not in used]
@@ -64,6 +59,20 @@ def resolve(targets: Iterable[Target], names: NameMap, checkpoint: Checkpoint) -
         ),
         tied=tied,
     )
+
+
+def find(target: Target, names: NameMap, checkpoint: Checkpoint) -> Entry | Mismatch | Missing:
+    """Return what fills a target, or why nothing does: no tensor of that name, or one of another shape."""
+    candidates, shape = names.candidates(target.name), target.shape
+    present = [candidate for candidate in candidates if candidate.name in checkpoint]
+    fitting = [candidate for candidate in present if _fits(shape, checkpoint, candidate)]
+    if fitting:
+        return Entry(target=target, candidate=fitting[0])
+    if present:
+        whole = checkpoint.shape(present[0].name)
+        found = part_shape(whole, present[0])
+        return Mismatch(name=present[0].name, expected=shape, found=whole if found is None else found)
+    return Missing(name=target.name, spellings=tuple(candidate.name for candidate in candidates), shape=shape)
 
 
 def _fits(shape: tuple[int, ...], checkpoint: Checkpoint, candidate: Candidate) -> bool:

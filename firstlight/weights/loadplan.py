@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeVar
+
+from torch import Tensor
 
 from firstlight.errors import FirstlightError, closest
 from firstlight.layers.parameter import Target
@@ -31,10 +34,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A part that no tensor fills. name: ours; spellings: the checkpoint names looked for."""
+    """A part that no tensor fills. name: ours; spellings: the checkpoint names looked for; shape: what is needed."""
 
     name: str
     spellings: tuple[str, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,22 @@ class LoadPlan:
             if below(entry.target.name, prefix) or below(entry.target.path, prefix)
         }
 
+    @property
+    def bad(self) -> bool:
+        """True if a tensor is missing, left over, misshapen or unreadable."""
+        return bool(self.unsupported or self.missing or self.unexpected or self.mismatched)
+
+    def loadable(self) -> LoadPlan:
+        """Return the plan of those parameters that readable tensors fill whole, without the faults."""
+        unreadable = {name for name, _ in self.unsupported}
+        entries = [entry for entry in self.entries if entry.candidate.name not in unreadable]
+        filled: dict[tuple[str, str], int] = {}
+        for entry in entries:
+            key = (entry.target.path, entry.target.attribute)
+            filled[key] = filled.get(key, 0) + prod(entry.target.shape)
+        whole = [e for e in entries if filled[e.target.path, e.target.attribute] == _numel(e.target)]
+        return LoadPlan(entries=tuple(whole), skipped=self.skipped, tied=self.tied)
+
     def raise_if_bad(self, where: str) -> None:
         """Raise FirstlightError if a tensor is missing, left over, misshapen or unreadable."""
         groups = {
@@ -107,6 +127,11 @@ class LoadPlan:
         if self.unexpected or self.mismatched or any(missing.name != HEAD for missing in self.missing):
             fixes.append("check that config.json and the weights are of one model and revision")
         return _BREAK.join(fixes)
+
+
+def _numel(target: Target) -> int:
+    parameter: Tensor = getattr(target.module, target.attribute)
+    return parameter.numel()
 
 
 def _listed(faults: Sequence[_Fault], describe: Callable[[_Fault], str]) -> list[str]:

@@ -195,5 +195,5 @@ def test_a_tensor_of_the_checkpoint_that_is_new_is_an_item(tmp_path: Path) -> No
     tensors["model.layers.1.self_attn.q_proj.bias"] = tensors["model.norm.weight"].clone()
     save_file(tensors, where / "model.safetensors")
     item = only(where, file)
-    assert (item.kind, item.where) == ("tensor", "layers 1")
+    assert (item.kind, item.where) == ("tensor", "layer 1")
     assert item.what == "model.layers.{n}.self_attn.q_proj.bias [32] has no place"

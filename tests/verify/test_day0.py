@@ -154,7 +154,7 @@ def test_auto_takes_transformers_where_it_knows_the_model(tiny: Tiny) -> None:
 def test_auto_falls_back_to_our_own_reference_and_says_why(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def refuses(*args: object) -> None:
+    def refuses(*args: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr("firstlight.verify.run.HFOracle", refuses)
@@ -165,7 +165,7 @@ def test_auto_falls_back_to_our_own_reference_and_says_why(
 
 
 def test_a_reference_asked_for_has_no_substitute(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*args: object) -> None:
+    def refuses(*args: object, **options: object) -> None:
         raise FirstlightError("cannot build")
 
     monkeypatch.setattr("firstlight.verify.run.HFOracle", refuses)

@@ -34,7 +34,7 @@ def test_parameter_without_a_rule_is_missing_under_our_name(save: Callable[..., 
     model = Decoder()
     model.gadget = Matrix((3,))
     plan, _ = planned(save(stored()), model)
-    assert plan.missing == (Missing(name="gadget.weight", spellings=()),)
+    assert plan.missing == (Missing(name="gadget.weight", spellings=(), shape=(3,)),)
     with pytest.raises(FirstlightError) as caught:
         plan.raise_if_bad("here")
     assert "gadget.weight (the name map has no rule for it)" in caught.value.why
