@@ -52,6 +52,16 @@ KIMI_MOE = {**{key: value for key, value in MOE.items() if key != "n_routed_expe
 KIMI = {"layer_types": [*LINEAR, "full_attention", "linear_attention"], "q_lora_rank": None, "first_k_dense_replace": 2}
 GLM = {"layer_types": [*LINEAR, "indexed_attention"] * 2, "index_kpool": 4, "hc_mult": 4, "qk_rope_head_dim": 0}
 DELTA = {"linear_head_dim": 16, "linear_num_heads": 4}
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 48,
+}
+ONE_EACH = ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]
+MAMBA = {"mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2}
+LATENT_MOE = {**GROUPED, "moe_shared_expert_intermediate_size": 40, "moe_latent_size": 24, "routed_scaling_factor": 2.5}
 
 TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", DENSE),
@@ -59,6 +69,12 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_tied": ("LlamaConfig", "LlamaForCausalLM", {**DENSE, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DENSE),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**DENSE, **QWEN_MOE}),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**DENSE, **QWEN_MOE, **DELTA_NET}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {**BASE, **HEADS, **MAMBA, **LATENT_MOE, "intermediate_size": 128, "layers_block_type": ONE_EACH},
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",

@@ -24,8 +24,8 @@ from firstlight.memory.sequence import SequenceCache
 from firstlight.plan.planner import Plan
 from firstlight.quant.policy import PrecisionPolicy
 
-NAMES = ("kimi_linear", "glm5_next", "deepseek_v32", "qwen3_moe")
-HYBRIDS = ("kimi_linear", "glm5_next")
+NAMES = ("kimi_linear", "glm5_next", "nemotron_h", "deepseek_v32", "qwen3_moe")
+HYBRIDS = ("kimi_linear", "glm5_next", "nemotron_h")
 # below this gap of its two best logits a solo run itself may go either way
 TIE = 1e-5
 LOGPROB_TOLERANCE = 1e-4

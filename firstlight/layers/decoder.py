@@ -20,15 +20,17 @@ from firstlight.layers.norm import NormLayer
 from firstlight.layers.parameter import Module
 from firstlight.layers.recurrent import DeltaAttention
 from firstlight.layers.residual import build_residual, finish, start
+from firstlight.layers.state_space import StateSpace
 from firstlight.spec.arch import ArchSpec, Layer, Residual
 from firstlight.spec.feedforward import GLU, MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mamba2, MLAttention
 from firstlight.spec.noun import Nothing
 
 MIXERS: dict[type, Callable[[int, Any], Module]] = {
     GQAttention: GroupedQueryAttention,
     MLAttention: LatentAttention,
     DeltaRule: DeltaAttention,
+    Mamba2: StateSpace,
 }
 FEED_FORWARDS: dict[type, Callable[[int, Any], Module]] = {GLU: GatedMLP, MoE: MoELayer}
 

@@ -30,14 +30,21 @@ class NormLayer(Module):
 
 
 class GatedNorm(Module):
-    """weight * rms(x) * act(gate), in fp32: the output norm of a delta rule."""
+    """weight * rms(x) * act(gate), in fp32: the output norm of a recurrence.
 
-    def __init__(self, size: int, *, eps: float, act: str) -> None:
+    groups: equal parts of the last dimension, each with an rms of its own. gate_first: weight * rms(x * act(gate)).
+    """
+
+    weight: Tensor
+
+    def __init__(self, size: int, *, eps: float, act: str, groups: int = 1, gate_first: bool = False) -> None:
         super().__init__()
-        self.eps, self.act = eps, act
+        self.eps, self.act, self.groups, self.gate_first = eps, act, groups, gate_first
         self.add_parameter("weight", (size,), dtype=torch.float32)
 
     def forward(self, x: Tensor, gate: Tensor, ops: Ops) -> Tensor:
         """Return a tensor shaped as x."""
-        y: Tensor = ops.gated_rms_norm(x, gate, self.weight, eps=self.eps, act=self.act)
-        return y
+        parts = (self.groups, self.weight.shape[0] // self.groups)
+        x, gate, weight = (t.view(*t.shape[:-1], *parts) for t in (x, gate, self.weight))
+        y: Tensor = ops.gated_rms_norm(x, gate, weight, eps=self.eps, act=self.act, gate_first=self.gate_first)
+        return y.flatten(-2)

@@ -1,6 +1,6 @@
 """Gated delta rule (KDA, gated DeltaNet) behind a short convolution.
 
-T tokens, H hidden, J value heads, K key dim, V value dim, C convolution channels, W its width.
+T tokens, H hidden, J value heads, K key dim, V value dim, C convolution channels.
 """
 
 from __future__ import annotations
@@ -11,28 +11,9 @@ from torch import Tensor
 from firstlight.layers.context import LayerContext
 from firstlight.layers.linear import Linear, MergedLinear
 from firstlight.layers.norm import GatedNorm
-from firstlight.layers.parameter import Module, Part
+from firstlight.layers.parameter import Module
+from firstlight.layers.short_conv import ShortConv
 from firstlight.spec.mixers import DeltaRule
-
-
-class ShortConv(Module):
-    """Depthwise causal convolution over q, k and v, stored [C, W]."""
-
-    transparent = True
-
-    def __init__(self, spec: DeltaRule) -> None:
-        super().__init__()
-        keys = spec.key_dim
-        bounds = {"q_": (0, keys), "k_": (keys, 2 * keys), "v_": (2 * keys, spec.conv_dim)}
-        if spec.qkv_layout != "separate":
-            bounds = {"": (0, spec.conv_dim)}
-        parts = tuple(Part(f"{name}conv1d.weight", (slice(*rows),)) for name, rows in bounds.items())
-        self.add_parameter("weight", (spec.conv_dim, spec.conv_kernel_size), dtype=torch.float32, parts=parts)
-
-    def forward(self, x_TC: Tensor, ctx: LayerContext) -> Tensor:
-        """Return silu(conv(x)), [T, C]; moves the window in the state slot on."""
-        y: Tensor = ctx.ops.short_conv(x_TC, self.weight, ctx.cache.states["conv"], ctx.rows, act="silu")
-        return y
 
 
 class DeltaAttention(Module):
@@ -46,7 +27,7 @@ class DeltaAttention(Module):
         self.spec = spec
         f_rank, g_rank = spec.decay.rank, spec.output_gate.rank
         self.in_proj = MergedLinear(hidden_size, input_widths(spec))
-        self.conv = ShortConv(spec)
+        self.conv = ShortConv(spec.conv_kernel_size, conv_channels(spec))
         self.f_b_proj = Linear(f_rank, spec.decay_dim) if f_rank else None
         self.g_b_proj = Linear(g_rank, spec.value_dim) if g_rank else None
         self.add_parameter("A_log", (spec.num_v_heads,), dtype=torch.float32)
@@ -77,6 +58,13 @@ class DeltaAttention(Module):
         o_TJV = self.o_norm(o_TJV, gate.unflatten(-1, (spec.num_v_heads, spec.head_v_dim)), ops)
         out: Tensor = self.o_proj(o_TJV.flatten(1), ops)
         return out
+
+
+def conv_channels(spec: DeltaRule) -> dict[str, int]:
+    """Return the convolutions by number of channels, in storage order."""
+    if spec.qkv_layout != "separate":
+        return {"conv1d": spec.conv_dim}
+    return {"q_conv1d": spec.key_dim, "k_conv1d": spec.key_dim, "v_conv1d": spec.value_dim}
 
 
 def input_widths(spec: DeltaRule) -> dict[str, int]:

@@ -13,9 +13,12 @@ NAMES = DECODER
 
 
 def attention(
-    cfg: Config, *, qk_norm: bool = False, head_dim: int | None = None, window: int | None = None
+    cfg: Config, *, qk_norm: bool = False, head_dim: int | None = None, window: int | None = None, rotated: float = 1.0
 ) -> GQAttention:
-    """Return the attention of the llama family. head_dim None: hidden_size / num_attention_heads."""
+    """Return the attention of the llama family. head_dim None: hidden_size / num_attention_heads.
+
+    rotated: part of the head, where the config has no `partial_rotary_factor`.
+    """
     hidden, heads = cfg.positive("hidden_size"), cfg.positive("num_attention_heads")
     kv_heads = cfg.positive("num_key_value_heads", heads)
     cfg.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
@@ -28,7 +31,7 @@ def attention(
         num_key_value_heads=kv_heads,
         head_dim=dim,
         scaling=dim**-0.5,
-        rope=cfg.rope(dim, layout="half"),
+        rope=cfg.rope(dim, layout="half", partial=rotated),
         qk_norm=Norm(eps=cfg.get("rms_norm_eps", 1e-6)) if qk_norm else None,
         sliding_window=window,
         bias=bias,

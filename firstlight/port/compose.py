@@ -20,7 +20,7 @@ HOMES = {
     "firstlight.spec.caches": ("CacheDecl", "CacheDtypes"),
     "firstlight.spec.feedforward": ("GLU", "Act", "Latent", "MoE", "Router", "SharedExpert"),
     "firstlight.spec.mixers": (
-        "Decay", "DeltaRule", "GQAttention", "Indexer", "KeyPool", "MLAttention", "OutputGate",
+        "Decay", "DeltaRule", "GQAttention", "Indexer", "KeyPool", "MLAttention", "Mamba2", "OutputGate",
     ),
     "firstlight.spec.names": ("DECODER", "MTP_LAYERS", "Source"),
     "firstlight.spec.norm": ("Norm", "softmax_scale"),
@@ -72,7 +72,7 @@ def head(parts: Parts) -> list[str]:
 
 def imports(text: str) -> list[str]:
     """Return the imports that the text needs."""
-    used = set(re.findall(r"\b[A-Za-z_]+\b", re.sub(r"#.*|\"[^\"\n]*\"", "", text)))
+    used = set(re.findall(r"\b[A-Za-z_]\w*\b", re.sub(r"#.*|\"[^\"\n]*\"", "", text)))
     lines = []
     if "NewNoun" in used:
         lines += ["from collections.abc import Mapping", "from dataclasses import dataclass"]

@@ -144,7 +144,8 @@ def label_of(one: Call | Skeleton) -> str:
     if one.noun == "DeltaRule":
         decay = one.args["decay"].code
         return "kda" if isinstance(decay, Call) and decay.args["granularity"].code == '"channel"' else "gated_delta_net"
-    return {"GQAttention": "attention", "MLAttention": "mla", "MoE": "experts", "GLU": "mlp"}[one.noun]
+    plain = {"GQAttention": "attention", "MLAttention": "mla", "Mamba2": "mamba2", "MoE": "experts", "GLU": "mlp"}
+    return plain[one.noun]
 
 
 def layer_norm(seen: Observation) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -14,11 +15,12 @@ from firstlight.spec.clues import CLUES, Clue
 # keys that change no number at inference, with the reason written into the port
 INERT: dict[str, str] = {
     "training only": r"\w*dropout(_\w+)?|initializer_\w+|\w*init_(std|range|method)|\w*aux_loss\w*"
-    r"|rescale_prenorm_residual|time_step_(min|max|floor)",
+    r"|rescale_prenorm_residual|time_step_(max|floor)",
     "no effect on a forward pass": r"\w+_token_id|num_logits_to_keep|use_\w*kernels?|use_cache|\w*cache_dtype"
     r"|chunk_size|moe_\w*overlap|max_window_layers|mtp_\w+",
 }
-OFF: tuple[Any, ...] = (False, 0, 0.0, [], "")
+# the last two: a range without bounds, as json and as transformers write infinity
+OFF: tuple[Any, ...] = (False, 0, 0.0, [], "", [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 OF_A_NOUN = ("mixer", "index", "rope", "size")
 EXPECTED = GUESS + "named by the clue beside it, and not needed here: a model with another value is refused"
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from firstlight.ops.registry import operator_table
 from firstlight.port.observe import LayerTensors, Observation, Shape, Shapes, per_layer_keys
+from firstlight.port.reference import ModuleFact
 from firstlight.port.text import Call, Value
 from firstlight.port.values import act_of_gate, epsilon, flag, needed, norm, reader, rope, size
 from firstlight.spec.clues import CLUES
@@ -34,6 +35,7 @@ SPELLINGS: dict[str, str] = {
     "qkvz": r"in_proj_qkvz\.weight",
     "qkv": r"in_proj_qkv\.weight",
     "o_norm": r"(o_norm|norm)\.weight",
+    "in": r"in_proj\.weight",
     "index_q": r"indexer\.(wq_b|q_proj)\.weight",
     "index_k": r"indexer\.(wk|k_proj)\.weight",
     "index_weights": r"indexer\.weights_proj\.weight",
@@ -45,6 +47,7 @@ HEADS = ("linear_num_heads", "linear_attn_config.num_heads")
 HEAD_DIM = ("linear_head_dim", "linear_attn_config.head_dim")
 CONV_WIDTH = ("linear_conv_kernel_dim", "linear_attn_config.short_conv_kernel_size")
 LOWER_BOUND = ("linear_lower_bound", "linear_attn_config.gate_lower_bound")
+STATE_GROUPS = ("n_groups", "mamba_n_groups")
 
 # parameters of a recurrence, whose rounding a long sequence multiplies
 KEPT_IN_FLOAT32 = ("A_log", "D", "dt_bias")
@@ -85,6 +88,8 @@ def draft_mixer(seen: Observation, layer: int) -> Call | Skeleton | None:
     grouped, recurrent = here["q"] and here["k"] and here["v"], "A_log" in found.mixer and "dt_bias" in found.mixer
     if recurrent and here["conv"] and here["o_norm"] and (grouped or here["qkvz"] or here["qkv"]):
         return delta_rule(seen, layer, found.mixer)
+    if recurrent and here["o_norm"] and is_state_space(found.mixer):
+        return state_space(seen, layer, found.mixer)
     if grouped and here["o"] and not recurrent and not here["conv"]:
         return grouped_attention(seen, layer, found.mixer)
     return skeleton(found.mixer_block, found.mixer, "mixer")
@@ -277,3 +282,51 @@ def decay(seen: Observation, layer: int, t: Shapes, per_channel: bool) -> Call:
     if rank := role(t, "decay_a"):
         call.set("rank", size(seen, rank[0], *HEAD_DIM, shape=f"f_a_proj has {rank[0]} rows"))
     return call
+
+
+def is_state_space(t: Shapes) -> bool:
+    """Return whether the input projection makes z, the channels of the convolution and a step per head."""
+    fused, conv, o = (role(t, name) for name in ("in", "conv", "o"))
+    if not (fused and conv and o and "D" in t):
+        return False
+    heads, width = prod(t["A_log"]), o[1]
+    return fused[0] == width + conv[0] + heads and width % heads == 0 and conv[0] > width
+
+
+def groups_of(seen: Observation, heads: int, shared: int) -> int:
+    """Return the groups of B and C: as a config key says, or by the width of a state; one where neither fits."""
+    state = seen.value("ssm_state_size") or seen.value("mamba_d_state")
+    told = [*map(seen.value, STATE_GROUPS), shared // state if isinstance(state, int) else None]
+    return next((n for n in told if isinstance(n, int) and n > 0 and heads % n == shared % n == 0), 1)
+
+
+def state_space(seen: Observation, layer: int, t: Shapes) -> Call:
+    """Return a Mamba2."""
+    block, conv, o = seen.layers[layer].mixer_block, role(t, "conv"), role(t, "o")
+    assert conv and o, "draft_mixer looked"
+    heads, width = prod(t["A_log"]), o[1]
+    shared = (conv[0] - width) // 2
+    groups = groups_of(seen, heads, shared)
+    call = Call("Mamba2").set(
+        "num_heads", size(seen, heads, "mamba_num_heads", "mamba_n_heads", shape=f"{heads} in A_log")
+    )
+    shape = f"{spelt(t, 'o')} has {width} columns for {heads} heads"
+    call.set("head_dim", size(seen, width // heads, "mamba_head_dim", "mamba_d_head", shape=shape))
+    shape = f"{conv[0] - width} channels of the convolution are B and C, for {groups} groups"
+    call.set("state_size", size(seen, shared // groups, "ssm_state_size", "mamba_d_state", shape=shape))
+    call.set("num_groups", size(seen, groups, *STATE_GROUPS, shape=shape))
+    shape = f"conv1d is {conv[-1]} wide"
+    call.set("conv_kernel_size", size(seen, conv[-1], "conv_kernel", "mamba_d_conv", shape=shape))
+    biased = "conv1d.bias" in t
+    call.set("conv_bias", flag(seen, biased, "use_conv_bias", "mamba_conv_bias", tensor=f"{block}.conv1d.bias"))
+    call.set("norm_eps", epsilon(seen, layer, f"{block}.{spelt(t, 'o_norm')}"))
+    return call.unless("0.0", "dt_min", least_step(seen, seen.reference.find(layer, block)))
+
+
+def least_step(seen: Observation, fact: ModuleFact | None) -> Value:
+    """Return the floor of the time step: `time_step_min`, unless the reference only starts its training there."""
+    read, usual = seen.value("time_step_min"), seen.usual("time_step_min")
+    if (read is None and usual is None) or (fact and not fact.says(r"time_step_limit = \(config\.time_step_min")):
+        return Value("0.0")
+    told = f"{seen.says} {fact.cls} clamps to it" if fact else "a floor of the step, unless it only starts the training"
+    return Value('cfg.get("time_step_min", 0.0)' if read is not None else repr(usual), guess=told)

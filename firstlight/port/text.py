@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -90,6 +91,10 @@ def mapping(before: str, items: Mapping[str, str], after: str) -> list[str]:
 
 def quoted(word: object) -> str:
     """Return a literal as code, text in double quotes."""
+    if isinstance(word, list):
+        return f"[{', '.join(map(quoted, word))}]"
+    if isinstance(word, float) and math.isinf(word):
+        return f'float("{word}")'
     if not isinstance(word, str):
         return repr(word)
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -73,9 +73,20 @@ MIXERS = (
     Clue(
         part="mixer",
         meaning="state-space recurrence (Mamba-2)",
-        facts=r"mamba_\w+|ssm_\w+|use_mamba_kernels|time_step_\w+|(layer_types|layers_block_type)=mamba\w*",
+        facts=r"mamba_\w+(=\w+)?|ssm_\w+|use_mamba_kernels|time_step_\w+|(layer_types|layers_block_type)=mamba\w*",
         tensors=r"\.mamba\.|mixer\.(D|dt_bias|A_log|in_proj|conv1d)\b",
-        operators=("mamba2",),
+        operators=("short_conv", "mamba2", "gated_rms_norm"),
+    ),
+    Clue(
+        part="mixer",
+        meaning="groups and short convolution of a recurrence",
+        facts="n_groups|conv_kernel|use_conv_bias|expand",
+        operators=("short_conv",),
+    ),
+    Clue(
+        part="mixer",
+        meaning="layers of one operation",
+        facts=r"hybrid_override_pattern=[-M*E]+|layers_block_type=(linear_attention|full_attention|attention|mlp|moe)",
     ),
     Clue(
         part="mixer",
@@ -317,7 +328,7 @@ REST = (
     Clue(
         part="MTP",
         meaning="multi-token prediction, not run",
-        facts=r"num_nextn_predict_layers|num_mtp_layers|mtp_\w+",
+        facts=r"num_nextn_predict_layers|num_mtp_layers|mtp_\w+(=.*)?",
         tensors=r"^mtp\.|\.(eh_proj|enorm|hnorm|shared_head)\b",
     ),
     Clue(

@@ -14,6 +14,7 @@ MLA, expanded   2 N (D_qk + D_v) n      keys and values already expanded, as in 
 sparse MLA      as MLA absorbed         n = the selected tokens: min(topk, context), or whole pools and the open tail
 index           2 N D entries           entries = context, or context // P
 delta rule      7 K V per value head    decay 1, read 2, rank-one write 2, output 2
+state space     5 K V per head          decay 1, rank-one write 2, output 2; the state is read once, after the write
 hyper           4 M H + 2 M M H         per sub-layer: read a mix, write back through another
 block residual  4 H sources             per sub-layer: one score and one weighted sum per earlier block
 """
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections
 from firstlight.spec.caches import DTYPE_BYTES, CacheDecl, CacheDtypes
-from firstlight.spec.mixers import DeltaRule, GQAttention, Indexer, MLAttention
+from firstlight.spec.mixers import DeltaRule, GQAttention, Indexer, Mamba2, MLAttention
 from firstlight.spec.noun import NewNoun
 from firstlight.spec.parts import OUTSIDE, Part, parts, where, without_index
 from firstlight.spec.shapes import part_weights
@@ -159,7 +160,7 @@ def declared(part: Part, caches: CacheDtypes) -> CacheDecl:
         whole = noun.declare(caches)
         pages = tuple(page for page in whole.pages if page not in own.pages)
         return CacheDecl(pages=pages, states=tuple(state for state in whole.states if state not in own.states))
-    return noun.declare(caches) if isinstance(noun, (GQAttention, DeltaRule, NewNoun)) else CacheDecl()
+    return noun.declare(caches) if isinstance(noun, (GQAttention, DeltaRule, Mamba2, NewNoun)) else CacheDecl()
 
 
 def visible_tokens(noun: GQAttention | MLAttention, context: int) -> int:
@@ -185,6 +186,8 @@ def mixing_flops(part: Part, context: int, mla: MlaForm = "absorbed") -> int:
         return 4 * noun.num_attention_heads * noun.head_dim * visible_tokens(noun, context)
     if isinstance(noun, DeltaRule):
         return 7 * noun.num_v_heads * noun.head_k_dim * noun.head_v_dim
+    if isinstance(noun, Mamba2):
+        return 5 * noun.num_heads * noun.head_dim * noun.state_size
     if isinstance(noun, NewNoun):
         return noun.flops(context)
     if not isinstance(noun, MLAttention):

@@ -272,6 +272,7 @@ def _cached(raw: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
         ("linear_num_heads", "linear_head_dim"),
         ("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"),
     )
+    space = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
     if has(*latent):
         yield f"latent row of {sizes[latent[0]] + sizes[latent[1]]} values per token", latent
     elif has(*grouped):
@@ -283,5 +284,7 @@ def _cached(raw: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"index key of {sizes['index_head_dim']} values per token", ("index_head_dim",)
     if has(*state):
         yield f"recurrent state of {sizes[state[0]]} x {sizes[state[1]]} x {sizes[state[1]]} values per sequence", state
+    if has(*space):
+        yield "recurrent state of " + " x ".join(str(sizes[key]) for key in space) + " values per sequence", space
     if has(*per_head):
         yield "recurrent state of " + " x ".join(str(sizes[key]) for key in per_head) + " values per sequence", per_head

@@ -1,4 +1,4 @@
-"""Token mixers as data: attention, latent attention with an optional index, delta-rule recurrence.
+"""Token mixers as data: attention, latent attention with an optional index, delta-rule and state-space recurrence.
 
 Each noun names the operators it needs (`operators`) and the memory it keeps (`declare`).
 """
@@ -275,12 +275,64 @@ class DeltaRule:
         return CacheDecl(states=(state, window), records=records, grid=64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """State space: S <- exp(dt A) S + (dt x) B^T; y = S C + D x, with A = -exp(A_log) and S [head_dim, state_size].
+
+    One projection makes [z, x, B, C, dt]. x, B and C pass a depthwise causal convolution of width `conv_kernel_size`
+    and silu first. Each group of B and C serves consecutive heads. dt = max(softplus(dt + dt_bias), dt_min).
+    The output is w rms(y silu(z)), the rms over the channels of a group.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel_size: int
+    norm_eps: float
+    conv_bias: bool = True
+    dt_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_multiple(self, "num_heads", "num_groups")
+        if self.dt_min < 0:
+            raise ValueError(f"a time step is never negative, got dt_min={self.dt_min}")
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of x, z and y."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, B and C concatenated."""
+        return self.value_dim + 2 * self.num_groups * self.state_size
+
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators this mixer calls."""
+        return ("linear", "short_conv", "mamba2", "gated_rms_norm")
+
+    def declare(self, dtypes: CacheDtypes) -> CacheDecl:
+        """State stored [heads, head_dim, state_size], the convolution window, and what a draft token leaves."""
+        window = PerSequence(
+            name="conv", shape=(self.conv_kernel_size - 1, self.conv_dim), dtype=dtypes.kv, kind="window"
+        )
+        shape = (self.num_heads, self.head_dim, self.state_size)
+        state = PerSequence(name="recurrent", shape=shape, dtype=dtypes.state, kind="recurrent")
+        records = (
+            PerDraftToken(name="conv_input", shape=(self.conv_dim,), dtype=dtypes.kv),
+            PerDraftToken(name="dt", shape=(self.num_heads,), dtype="float32"),
+        )
+        # 64: the chunk of the prefill scan, where a state exists anyway
+        return CacheDecl(states=(state, window), records=records, grid=64)
+
+
 def _require_hidden_source(gate: OutputGate | None, owner: str) -> None:
     if gate is not None and gate.source != "hidden":
         raise ValueError(f"the output gate of {owner} reads the hidden state, not {gate.source}")
 
 
-def _require_multiple(noun: GQAttention | DeltaRule, heads: str, shared: str) -> None:
+def _require_multiple(noun: GQAttention | DeltaRule | Mamba2, heads: str, shared: str) -> None:
     if getattr(noun, heads) % getattr(noun, shared):
         raise ValueError(f"{heads}={getattr(noun, heads)} is not a multiple of {shared}={getattr(noun, shared)}")
 
@@ -290,4 +342,4 @@ def _require_rotation(rope: Rope | None, width: int, owner: str) -> None:
         raise ValueError(f"rope turns {rope.dim} dimensions of {owner}={width}")
 
 
-Mixer = GQAttention | MLAttention | DeltaRule | NewNoun | Nothing
+Mixer = GQAttention | MLAttention | DeltaRule | Mamba2 | NewNoun | Nothing

@@ -11,7 +11,7 @@ from typing import Literal
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections, PreNorm, Residual, norm_operator
 from firstlight.spec.feedforward import GLU, FeedForward, MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, Mixer, MLAttention
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mamba2, Mixer, MLAttention
 from firstlight.spec.norm import Norm
 from firstlight.spec.noun import NewNoun, Nothing
 
@@ -100,6 +100,8 @@ def label(kind: Kind, noun: Noun) -> str:
         return _gated(noun) + (f"GQA(window {noun.sliding_window})" if noun.sliding_window else "GQA")
     if isinstance(noun, DeltaRule):
         return "KDA" if noun.decay.granularity == "channel" else "GDN"
+    if isinstance(noun, Mamba2):
+        return "Mamba2"
     if isinstance(noun, MoE):
         latent = f", latent {noun.latent.size}" if noun.latent else ""
         return f"MoE({noun.num_experts}, top {noun.num_experts_per_tok}{latent})"

@@ -28,6 +28,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_position_embeddings": ("model_max_length",),
     "dtype": ("torch_dtype",),
     "num_nextn_predict_layers": ("num_mtp_layers",),
+    "head_dim": ("attention_head_dim",),
     "scoring_func": ("moe_router_activation_func",),
 }
 
@@ -265,16 +266,17 @@ class Config:
             found |= {f"{name}.{key}": near for key, near in section.unknown().items()}
         return found
 
-    def rope(self, dim: int, *, layout: str, theta: float = 10000.0) -> Rope:
+    def rope(self, dim: int, *, layout: str, theta: float = 10000.0, partial: float = 1.0) -> Rope:
         """Return the rotary positions in either spelling: rope_parameters, or rope_theta with rope_scaling.
 
-        dim: dimensions that may rotate, of which `partial_rotary_factor` rotates the first part.
+        dim: dimensions that may rotate, of which `partial_rotary_factor` rotates the first part. theta, partial:
+        where the config has none.
         """
         given = [key for key in ("rope_parameters", "rope_scaling") if self.table(key)]
         scalings = {key: rope_scaling(self.rope_section(key), self.get("max_position_embeddings", 0)) for key in given}
         if len(set(scalings.values())) > 1:
             raise self.contradiction({key: self.raw[key] for key in given})
-        factor = self._rope_number("partial_rotary_factor", given, 1.0)
+        factor = self._rope_number("partial_rotary_factor", given, partial)
         rotated = int(dim * factor)
         if factor != 1 and (factor > 1 or rotated < 2 or rotated % 2):
             raise self.wrong(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections
 from firstlight.spec.feedforward import GLU, MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention, OutputGate
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mamba2, MLAttention, OutputGate
 from firstlight.spec.norm import Norm
 from firstlight.spec.noun import NewNoun, Nothing
 from firstlight.spec.parts import OUTSIDE, Part
@@ -58,6 +58,8 @@ def _noun_weights(part: Part, sub_layers: tuple[str, ...], hidden: int) -> Weigh
         found = attention(noun, hidden)
     elif isinstance(noun, DeltaRule):
         found = delta_rule(noun, hidden)
+    elif isinstance(noun, Mamba2):
+        found = state_space(noun, hidden)
     else:
         assert isinstance(noun, (GLU, MoE)), f"{type(noun).__name__} has no weights"
         found = feed_forward(noun, hidden) if isinstance(noun, GLU) else experts(noun, hidden)
@@ -147,7 +149,17 @@ def delta_inputs(noun: DeltaRule, hidden: int) -> Weights:
     return found + linear("f_a_proj", rank, hidden) + linear("f_b_proj", noun.decay_dim, rank)
 
 
-def conv(name: str, channels: int, noun: DeltaRule) -> Weights:
+def state_space(noun: Mamba2, hidden: int) -> Weights:
+    """Return the weights of a state space; its convolution, decay, skip and norm stay fp32."""
+    found = linear("in_proj", noun.value_dim + noun.conv_dim + noun.num_heads, hidden)
+    found += conv("conv1d", noun.conv_dim, noun)
+    found += (Weight(name="conv1d.bias", shape=(noun.conv_dim,), float32=True),) if noun.conv_bias else ()
+    found += tuple(Weight(name=name, shape=(noun.num_heads,), float32=True) for name in ("A_log", "D", "dt_bias"))
+    found += (Weight(name="o_norm.weight", shape=(noun.value_dim,), float32=True),)
+    return found + linear("o_proj", hidden, noun.value_dim)
+
+
+def conv(name: str, channels: int, noun: DeltaRule | Mamba2) -> Weights:
     """Return a depthwise convolution over that many channels."""
     return (Weight(name=f"{name}.weight", shape=(channels, noun.conv_kernel_size), multiplies=True, float32=True),)
 

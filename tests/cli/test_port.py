@@ -120,9 +120,9 @@ def test_report_is_written_as_page_and_as_data(tmp_path: Path, file: Path, tiny:
 def test_inspect_shows_the_draft_of_an_unknown_model(
     tmp_path: Path, tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run("inspect", str(tiny("nemotron_h")), "--json")
+    result = run("inspect", str(tiny("deepseek_v4")), "--json")
     assert result.code == 3
     drafted = result.data()["draft"]
-    assert {part["part"]: part["origin"] for part in drafted["parts"]}["GQA"] == "reuse"
+    assert {part["part"]: part["origin"] for part in drafted["parts"]}["hyper-connections(4)"] == "reuse"
     assert sum(part["flops_share"] for part in drafted["parts"]) == pytest.approx(1, abs=0.01)
     assert "new" in {part["origin"] for part in drafted["parts"]}

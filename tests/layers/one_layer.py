@@ -17,9 +17,9 @@ from firstlight.ops.registry import operator_table
 from firstlight.ops.rows import Rows
 from firstlight.spec.caches import CacheDecl, CacheDtypes
 from firstlight.spec.feedforward import GLU, MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mamba2, MLAttention
 
-Spec = GQAttention | MLAttention | DeltaRule | GLU | MoE
+Spec = GQAttention | MLAttention | DeltaRule | Mamba2 | GLU | MoE
 Truth = Callable[[Tensor], Tensor]
 
 TABLE = operator_table()

@@ -39,6 +39,8 @@ def released(raw: Raw) -> Raw:
     if rope := raw.pop("rope_parameters", None):
         raw["rope_theta"] = rope.pop("rope_theta")
         kind = rope.pop("rope_type")
+        if "partial_rotary_factor" in rope:
+            raw["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         raw["rope_scaling"] = {"type": kind, **rope} if kind != "default" else None
     if kinds := raw.pop("mlp_layer_types", None):
         raw |= {"first_k_dense_replace": kinds.count("dense"), "moe_layer_freq": 1}
@@ -52,6 +54,11 @@ def released(raw: Raw) -> Raw:
             raw["layer_types"], numbered = kinds, {}
         lists = {key: [i + 1 for i, kind in enumerate(kinds) if kind == word] for key, word in numbered.items()}
         raw["linear_attn_config"] = {**table, **lists}
+    if "linear_num_key_heads" in raw:
+        raw["full_attention_interval"] = raw.pop("layer_types").index("full_attention") + 1
+    if words := raw.pop("layers_block_type", None):
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        raw |= {"hybrid_override_pattern": "".join(letters[word] for word in words), "num_hidden_layers": len(words)}
     return raw
 
 

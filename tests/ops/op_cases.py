@@ -245,6 +245,21 @@ def delta_rule(s: Setting) -> Iterator[Call]:
         yield Call(f"{name}, no l2norm", args, {"qk_l2norm": False})
 
 
+def mamba2(s: Setting) -> Iterator[Call]:
+    # decays from none to total, as trained models have both
+    for name, groups, speed, dt_min in (
+        ("one group", 1, 0.0, 0.0),
+        ("two groups", 2, 0.0, 0.0),
+        ("slow, floor of dt", 2, -6.0, 0.01),
+        ("strong", 4, 4.0, 0.0),
+    ):
+        x, z = s.randn(s.num_tokens, 4, 6), s.randn(s.num_tokens, 4)
+        b, c = s.randn(s.num_tokens, groups, 8), s.randn(s.num_tokens, groups, 8)
+        a_log, dt_bias, skip = (s.randn(4, dtype=torch.float32) for _ in range(3))
+        args = (x, z, b, c, a_log + speed, dt_bias + speed, skip, s.state((4, 6, 8), torch.float32), s.rows)
+        yield Call(name, args, {"dt_min": dt_min})
+
+
 def glu(s: Setting) -> Iterator[Call]:
     x = s.randn(s.num_tokens, 24, scale=3.0)
     yield Call("silu", (x,), {"kind": "silu"})
@@ -308,7 +323,7 @@ MAKERS: dict[str, Callable[[Setting], Iterator[Call]]] = {
     maker.__name__: maker
     for maker in (
         rms_norm, layer_norm, gated_rms_norm, output_gate, shared_gate, linear, embedding, rope, cache_write,
-        attention, mla, sparse_mla, index_topk, index_pool, short_conv, decay_gate, delta_rule, glu, activation,
+        attention, mla, sparse_mla, index_topk, index_pool, short_conv, decay_gate, delta_rule, mamba2, glu, activation,
         router, experts, hyper_read, hyper_write, hyper_head,
     )
 }  # fmt: skip

@@ -29,7 +29,7 @@ from firstlight.layers.decoder import Decoder
 from firstlight.layers.parameter import targets
 from firstlight.port.draft import Draft, draft
 from firstlight.spec.feedforward import GLU, MoE
-from firstlight.spec.mixers import DeltaRule, GQAttention, MLAttention, OutputGate
+from firstlight.spec.mixers import DeltaRule, GQAttention, Mamba2, MLAttention, OutputGate
 from firstlight.spec.norm import Norm
 from firstlight.spec.noun import NewNoun, Nothing
 from firstlight.weights.checkpoint import Checkpoint
@@ -244,6 +244,72 @@ def test_latent_attention_and_delta_rule_are_drafted_without_a_reference(tmp_pat
     assert isinstance(second, DeltaRule)
     assert (second.head_k_dim, second.head_v_dim, second.decay.granularity, second.decay.rank) == (8, 8, "channel", 8)
     assert fits(made, where)
+
+
+# 4 heads of 10 channels, 2 groups, states of 6
+SPACE: Shapes = {
+    "mixer.in_proj.weight": (40 + 64 + 4, HIDDEN),
+    "mixer.conv1d.weight": (64, 1, 3),
+    "mixer.A_log": (4,),
+    "mixer.D": (4,),
+    "mixer.dt_bias": (4,),
+    "mixer.norm.weight": (40,),
+    "mixer.out_proj.weight": (HIDDEN, 40),
+}
+SPACE_KEYS = {"mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 6, "n_groups": 2, "conv_kernel": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        (SPACE_KEYS, 'num_groups=cfg.positive("n_groups")'),
+        ({"mamba_n_heads": 4, "mamba_d_head": 10, "mamba_n_groups": 2}, 'num_heads=cfg.positive("mamba_n_heads")'),
+        ({"ssm_state_size": 6}, "num_groups=2"),
+        ({"n_groups": 5, "ssm_state_size": 6}, "num_groups=2"),
+    ],
+    ids=["keys", "other keys", "shapes and the width of a state", "a key that does not fit"],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_state_space_is_drafted_without_a_reference(
+    tmp_path: Path, changes: dict[str, int], code: str, biased: bool
+) -> None:
+    layer = {**SPACE, **MLP, **NORMS} | ({"mixer.conv1d.bias": (64,)} if biased else {})
+    made = drafted(tmp_path / "m", layer, layer, **changes, time_step_floor=1e-4, head_dim=None)
+    assert made.arch is not None, made.why
+    assert made.arch.layers[0].mixer == Mamba2(
+        num_heads=4, head_dim=10, state_size=6, num_groups=2, conv_kernel_size=3, norm_eps=1e-5, conv_bias=biased
+    )
+    assert code in made.text
+    assert 'cfg.ignore("time_step_floor")  # training only' in made.text
+    assert made.text.count("# todo: ") == 0
+    assert fits(made, tmp_path / "m")
+
+
+def test_the_least_time_step_is_no_fact_of_training_alone(tmp_path: Path) -> None:
+    layer = {**SPACE, **MLP, **NORMS}
+    limits = {"time_step_min": 0.01, "time_step_limit": [0.0, float("inf")]}
+    made = drafted(tmp_path / "m", layer, **SPACE_KEYS, **limits)
+    assert made.arch is not None, made.why
+    mixer = made.arch.layers[0].mixer
+    assert isinstance(mixer, Mamba2)
+    assert mixer.dt_min == 0.01
+    assert any("a floor of the step" in guess for guess in made.guesses())
+    assert 'cfg.expect("time_step_limit", [0.0, float("inf")])' in made.text
+    bounded = drafted(tmp_path / "n", layer, **SPACE_KEYS, time_step_limit=[0.001, 0.1])
+    assert bounded.unread == ("time_step_limit",)
+
+
+def test_what_differs_from_a_state_space_is_a_noun_of_its_own(tmp_path: Path) -> None:
+    bare = {name: shape for name, shape in SPACE.items() if "norm" not in name}
+    made = drafted(tmp_path / "m", {**bare, **MLP, **NORMS}, **SPACE_KEYS)
+    assert made.arch is not None, made.why
+    assert isinstance(made.arch.layers[0].mixer, NewNoun)
+    # what may be a field of it stays open
+    assert set(SPACE_KEYS) <= set(made.unread)
+    # rows of the input projection that no part of a state space accounts for
+    wide = drafted(tmp_path / "n", {**SPACE, **MLP, **NORMS, "mixer.in_proj.weight": (150, HIDDEN)}, **SPACE_KEYS)
+    assert wide.arch is not None, wide.why
+    assert isinstance(wide.arch.layers[0].mixer, NewNoun)
 
 
 def test_a_draft_declares_the_same_when_it_is_loaded_from_its_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from firstlight.verify.run import VerifyOptions, verify
 from firstlight.weights.checkpoint import Checkpoint
 
 Tiny = Callable[[str], Path]
-MODELS = ["qwen3_moe", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "glm5_next"]
+MODELS = ["qwen3_moe", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "glm5_next", "qwen3_next", "nemotron_h"]
 MAX_ITEMS = 10
 TOLERANCE = 2e-5
 
@@ -29,6 +29,13 @@ PARTS = {
     "kimi_linear": ["per channel (KDA)", "latent attention", "mixture of experts", "shared expert", "selection bias"],
     "glm_moe_dsa": ["latent attention", "index branch", "selection shared", "mixture of experts"],
     "glm5_next": ["per channel (KDA)", "index keys pooled", "hyper-connections", "clamped", "other modalities"],
+    "qwen3_next": [
+        "per head (gated DeltaNet)",
+        "grouped per key head",
+        "gate on the shared expert",
+        "part of the head",
+    ],
+    "nemotron_h": ["state-space", "one operation", "squared ReLU", "latent width", "selection bias", "grouped-query"],
 }
 
 

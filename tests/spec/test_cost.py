@@ -35,6 +35,8 @@ CLASS_DEFAULTS = [
     ("KimiLinearConfig", {}, 6_912, 0, 43.5),
     ("Glm5NextTextConfig", {}, 11_440, 176, 140.9),
     ("Glm5NextTextConfig", {"index_kpool": 4}, 11_968, 704, 140.8),
+    ("Qwen3NextConfig", {}, 24_576, 0, 73.7),
+    ("NemotronHConfig", {"layers_block_type": ["linear_attention"] * 3 + ["full_attention"]}, 4_096, 0, 12.2),
 ]
 
 
@@ -173,6 +175,17 @@ def test_the_work_of_a_recurrence_does_not_grow_with_the_context(declared: Decla
     weights = 2 * (inputs * 64 + 3 * 64 * 4 + 2 * 64 * 16 + 64 * 64)
     assert short == long
     assert short.flops_per_token == 4 * (weights + 7 * 4 * 16 * 16)
+
+
+def test_a_state_space_costs_its_projections_and_five_per_element_of_its_state() -> None:
+    short, long = (part(cost(variant("state space"), context=n), "Mamba2") for n in (1, 100))
+    width, channels, heads = 60, 60 + 2 * 2 * 8, 6
+    projections, conv = 64 * (width + channels + heads) + 64 * width, channels * 4
+    assert short == long
+    assert short.flops_per_token == 2 * (projections + conv) + 5 * heads * 10 * 8
+    # beside the products: bias of the convolution, A_log, D and dt_bias, and the norm
+    assert short.parameters == projections + conv + channels + 3 * heads + width
+    assert short.state_bytes_per_sequence == 4 * heads * 10 * 8 + 2 * 3 * channels
 
 
 def test_experts_of_a_latent_width_cost_two_narrow_matrices_each_and_the_way_there_and_back() -> None:

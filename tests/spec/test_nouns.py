@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spec.variants import DELTA, EXPERTS, FROM_Q, GROUPED, LATENT, LOW_RANK, UNGATED, UNIT
+from spec.variants import DELTA, EXPERTS, FROM_Q, GROUPED, LATENT, LOW_RANK, SPACE, UNGATED, UNIT
 
+from firstlight.spec.caches import CacheDtypes
 from firstlight.spec.feedforward import Act, Latent, Router, SharedExpert
 from firstlight.spec.mixers import Decay, OutputGate
 from firstlight.spec.norm import Norm, Rope
@@ -33,6 +34,8 @@ Made = Callable[..., Any]
             "qkvz_grouped holds",
         ),
         (lambda: replace(DELTA, num_v_heads=5), "num_v_heads=5 is not a multiple of num_k_heads=2"),
+        (lambda: replace(SPACE, num_groups=4), "num_heads=6 is not a multiple of num_groups=4"),
+        (lambda: replace(SPACE, dt_min=-0.1), "a time step is never negative, got dt_min=-0.1"),
         (lambda: replace(GROUPED, num_key_value_heads=4), "num_attention_heads=6 is not a multiple of num_key_value"),
         (lambda: replace(GROUPED, rope=Rope(theta=1e4, dim=18)), "rope turns 18 dimensions of GQAttention.head_dim=16"),
         (lambda: replace(LATENT, rope=Rope(theta=1e4, dim=8)), "8 dimensions of MLAttention.qk_rope_head_dim=4"),
@@ -66,6 +69,21 @@ def test_a_word_that_the_vocabulary_lacks_is_refused_with_those_it_has(make: Mad
         make(word)
 
 
+def test_a_state_space_keeps_its_state_and_the_window_of_its_convolution() -> None:
+    decl = SPACE.declare(CacheDtypes(kv="bfloat16", state="float32"))
+    assert (SPACE.value_dim, SPACE.conv_dim) == (60, 60 + 2 * 2 * 8)
+    assert decl.pages == ()
+    assert [(s.name, s.kind, s.shape, s.dtype) for s in decl.states] == [
+        ("recurrent", "recurrent", (6, 10, 8), "float32"),
+        ("conv", "window", (3, 92), "bfloat16"),
+    ]
+    assert [(r.name, r.shape, r.dtype) for r in decl.records] == [
+        ("conv_input", (92,), "bfloat16"),
+        ("dt", (6,), "float32"),
+    ]
+    assert (decl.bytes_per_sequence, decl.bytes_per_token, decl.grid) == (4 * 480 + 2 * 276, 0, 64)
+
+
 @pytest.mark.parametrize(
     ("noun", "names"),
     [
@@ -74,6 +92,7 @@ def test_a_word_that_the_vocabulary_lacks_is_refused_with_those_it_has(make: Mad
         (replace(GROUPED, qk_norm=Norm(kind="layer", eps=1e-6), rope=None), "linear cache_write attention layer_norm"),
         (replace(LATENT, output_gate=LOW_RANK), "linear rms_norm cache_write mla output_gate"),
         (replace(DELTA, qkv_layout="qkvz_grouped"), "linear short_conv decay_gate delta_rule gated_rms_norm"),
+        (SPACE, "linear short_conv mamba2 gated_rms_norm"),
         (UNIT, "linear activation"),
         (replace(UNIT, act=Act(kind="gelu_tanh")), "linear glu"),
         (EXPERTS, "router experts linear glu shared_gate"),

@@ -71,12 +71,18 @@ DELTA_SIZES = {
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 CHOSEN = {"num_experts_per_tok": 3, "moe_intermediate_size": 20}
 QWEN_MOE = {**CHOSEN, "num_experts": 8, "shared_expert_intermediate_size": 28}
+SPACE_SIZES = {
+    "mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 8, "n_groups": 2,
+    "layers_block_type": ["linear_attention"],
+}  # fmt: skip
 NEMOTRON_MOE = {**CHOSEN, "n_routed_experts": 8, "moe_shared_expert_intermediate_size": 28}
 # name of the variant, module of transformers, its configuration
 MODULES = [
     ("delta rule, grouped", "qwen3_next.Qwen3NextGatedDeltaNet", DELTA_SIZES),
     ("delta rule, qkv in one", "qwen3_5_moe_text.Qwen3_5MoeGatedDeltaNet", DELTA_SIZES),
     ("delta rule, separate", "qwen3_5_moe_text.Qwen3_5MoeGatedDeltaNet", DELTA_SIZES),
+    ("state space", "nemotron_h.NemotronHMamba2Mixer", SPACE_SIZES),
+    ("state space, no bias", "nemotron_h.NemotronHMamba2Mixer", {**SPACE_SIZES, "use_conv_bias": False}),
     ("gate from q_proj", "qwen3_next.Qwen3NextAttention", HEADS),
     ("gate from q_proj, biased", "qwen3_next.Qwen3NextAttention", {**HEADS, "attention_bias": True}),
     ("gated shared expert", "qwen3_next.Qwen3NextSparseMoeBlock", QWEN_MOE),

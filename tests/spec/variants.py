@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from firstlight.spec.arch import ArchSpec, HyperConnections, Layer, PreNorm
 from firstlight.spec.feedforward import GLU, Act, FeedForward, Latent, MoE, Router, SharedExpert
-from firstlight.spec.mixers import Decay, DeltaRule, GQAttention, Indexer, Mixer, MLAttention, OutputGate
+from firstlight.spec.mixers import Decay, DeltaRule, GQAttention, Indexer, Mamba2, Mixer, MLAttention, OutputGate
 from firstlight.spec.norm import Norm, Rope
 from firstlight.spec.noun import NOTHING
 
@@ -49,6 +49,7 @@ DELTA = DeltaRule(
 LOW_RANK_DELTA = replace(
     DELTA, decay=Decay(granularity="channel", form="softplus", rank=7), output_gate=LOW_RANK, qkv_layout="qkv_z_b_a"
 )
+SPACE = Mamba2(num_heads=6, head_dim=10, state_size=8, num_groups=2, conv_kernel_size=4, norm_eps=1e-6)
 SHARED = SharedExpert(intermediate_size=28)
 GATED_SHARED = SharedExpert(intermediate_size=28, gate="sigmoid")
 EXPERTS = MoE(
@@ -74,6 +75,8 @@ MIXERS: dict[str, tuple[str, Mixer]] = {
     "delta rule, qkv in one": ("GDN", replace(DELTA, qkv_layout="qkv_z_b_a")),
     "delta rule, separate": ("GDN", DELTA),
     "delta rule, qkv in one, low rank": ("KDA", LOW_RANK_DELTA),
+    "state space": ("Mamba2", SPACE),
+    "state space, no bias": ("Mamba2", replace(SPACE, conv_bias=False)),
 }
 FEED_FORWARDS: dict[str, tuple[str, FeedForward]] = {
     "unit without a gate": ("MLP(50)", UNIT),

@@ -106,7 +106,7 @@ def test_two_wrong_facts_are_not_explained_by_one(tiny: Tiny, tmp_path: Path) ->
     assert "equal with" not in first.hint
 
 
-@pytest.mark.parametrize("name", ["llama", "kimi_linear"])
+@pytest.mark.parametrize("name", ["llama", "kimi_linear", "nemotron_h"])
 def test_no_fact_is_offered_where_all_agrees(name: str, tiny: Tiny) -> None:
     report = run(tiny(name))
     assert report.passed

@@ -9,7 +9,17 @@ from typing import Any
 
 from firstlight.spec.arch import ArchSpec, BlockAttnRes, HyperConnections, Layer, PreNorm, Residual
 from firstlight.spec.feedforward import GLU, Act, Latent, MoE, Router, SharedExpert
-from firstlight.spec.mixers import Decay, DeltaRule, GQAttention, Indexer, KeyPool, Mixer, MLAttention, OutputGate
+from firstlight.spec.mixers import (
+    Decay,
+    DeltaRule,
+    GQAttention,
+    Indexer,
+    KeyPool,
+    Mamba2,
+    Mixer,
+    MLAttention,
+    OutputGate,
+)
 from firstlight.spec.names import DECODER
 from firstlight.spec.norm import Norm
 from firstlight.spec.parts import Kind, parts
@@ -130,6 +140,9 @@ def examples() -> list[Example]:
         output_gate=HIDDEN_GATE,
         norm_eps=1e-6,
     )
+    space = named(
+        Mamba2, num_heads=4, head_dim=16, state_size=8, num_groups=2, conv_kernel_size=4, norm_eps=1e-6, conv_bias=False
+    )
     glu = named(GLU, intermediate_size=96)
     moe = named(MoE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, router=Router(score="softmax"))
     shared = named(SharedExpert, intermediate_size=48)
@@ -182,6 +195,7 @@ def examples() -> list[Example]:
                 "qkv_layout qkvz_grouped": replace(delta, qkv_layout="qkvz_grouped", decay=per_head),
             },
         ),
+        Example(title="Mamba2", noun=space, kind="mixer", variants={"conv_bias": replace(space, conv_bias=True)}),
         Example(
             title="GLU",
             noun=glu,
