@@ -51,7 +51,12 @@ def verify(
         check_writable(path)
     if until is not None:
         if layers is not None:
-            raise FirstlightError("--until and --layers are both given", why=f"--until {until} is --layers 0-{until}")
+            raise FirstlightError(
+                "--until and --layers are both given",
+                where=f"--until {until} --layers {layers}",
+                why=f"--until {until} is --layers 0-{until}",
+                fix="give one of them",
+            )
         layers = f"0-{until}"
     declared = limited(model.declare(), run.max_model_len)
     made = plan.build(declared)

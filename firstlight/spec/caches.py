@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from firstlight.spec.choices import check_choices
+
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "float8_e4m3fn": 1, "uint8": 1}
 
 PAGE_TOKENS = 64
@@ -65,6 +67,9 @@ class PerSequence:
     dtype: str
     kind: Literal["recurrent", "window", "ring"]
     checkpoint: Literal["copy", "none"] = "copy"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     @property
     def bytes(self) -> int:

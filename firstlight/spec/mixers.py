@@ -104,6 +104,9 @@ class Indexer:
     pool: KeyPool | None = None
     mode: Literal["full", "shared"] = "full"
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+
     @property
     def width(self) -> int:
         """Columns of the selection, -1 padded."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from firstlight.spec.choices import check_choices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
@@ -16,6 +18,9 @@ class Norm:
 
     eps: float
     kind: Literal["rms", "rms1p", "layer"] = "rms"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,9 @@ class Rope:
     dim: int
     layout: Literal["half", "interleave"] = "half"
     scaling: Yarn | Llama3Scaling | LinearScaling | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 def softmax_scale(qk_head_dim: int, rope: Rope | None) -> float:

@@ -176,6 +176,17 @@ def wrong_epsilon() -> None:
 
 
 @fault
+def wrong_rotary() -> None:
+    """Turn neighbours instead of halves."""
+    port(
+        "return llama.arch(cfg)",
+        "spec = llama.arch(cfg)\n    mixer = spec.layers[0].mixer\n    mixer = replace(mixer, rope=replace("
+        'mixer.rope, layout="interleave"))\n'
+        "    return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))",
+    )
+
+
+@fault
 def running_mean() -> None:
     """Make a checkpoint for the port on the page of new nouns, with that port beside it."""
     page = (Path(__file__).parents[2] / "docs" / "new-noun.md").read_text(encoding="utf-8")

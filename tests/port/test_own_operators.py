@@ -148,3 +148,37 @@ def test_the_memory_of_a_new_noun_is_counted(place: Path) -> None:
     found = declared(place)
     decl = found.arch.layers[0].mixer.declare(CacheDtypes())
     assert decl.bytes_per_sequence == 24 * 4
+
+
+def test_memory_that_forward_never_touches_is_told(place: Path) -> None:
+    file = place / "newmodel.py"
+    spare = 'PerSequence(name="spare", shape=(2,), dtype=dtypes.state, kind="recurrent")'
+    file.write_text(file.read_text().replace("states=(state,)", f"states=(state, {spare})"))
+    found = declare(str(place / "NewModel"), port_file=file)
+    first = verify(found, found.plan(), VerifyOptions(reference="ref")).first_divergence
+    assert first is not None
+    assert (first.kind, first.place) == ("caches", "layers.0.mixer.spare")
+    assert first.note == "declare() keeps the states 'spare', which forward never touches"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'ctx.cache.states["mean"]',
+            'ctx.cache.states["average"]',
+            "no 'average' is declared here; declare() keeps mean",
+        ),
+        ('ctx.cache.states["mean"]', 'ctx.cache.pages["keys"]', "no 'keys' is declared here; declare() keeps nothing"),
+        (".chunk(3, dim=-1)", ".chunk(2, dim=-1)", "ValueError: not enough values to unpack"),
+        ("ctx.ops.running_mean(", "ctx.ops.rms_norm(", "rms_norm"),
+    ],
+)
+def test_a_forward_that_raises_is_told_with_its_line(place: Path, old: str, new: str, said: str) -> None:
+    file = place / "newmodel.py"
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if old in text)
+    found = declared(place, old, new)
+    with pytest.raises(FirstlightError) as refused:
+        verify(found, found.plan(), VerifyOptions(reference="ref"))
+    assert said in refused.value.what
+    assert refused.value.where == f"{file}:{line}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from spec.variants import DELTA, EXPERTS, FROM_Q, GROUPED, LATENT, LOW_RANK, SPACE, UNGATED, UNIT
 
+from firstlight.spec import arch, caches, feedforward, mixers, norm
 from firstlight.spec.caches import CacheDtypes
 from firstlight.spec.feedforward import Act, Latent, Router, SharedExpert
 from firstlight.spec.mixers import Decay, OutputGate
@@ -67,6 +68,27 @@ def test_a_combination_that_no_layer_runs_is_refused(make: Made, why: str) -> No
 def test_a_word_that_the_vocabulary_lacks_is_refused_with_those_it_has(make: Made, field: str, word: str) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be '.*' or '.*', got '{word}'$"):
         make(word)
+
+
+def literals() -> list[tuple[type, str]]:
+    """Return (class, field) for every field of words in the vocabulary."""
+    found = {
+        cls: get_type_hints(cls)
+        for module in (arch, caches, feedforward, mixers, norm)
+        for cls in vars(module).values()
+        if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == module.__name__
+    }
+    return [(cls, name) for cls, hints in found.items() for name, hint in hints.items() if get_origin(hint) is Literal]
+
+
+@pytest.mark.parametrize(("cls", "field"), literals())
+def test_no_noun_takes_a_word_that_its_type_does_not_list(cls: Any, field: str) -> None:
+    noun = cls.__new__(cls)
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) is Literal:
+            object.__setattr__(noun, name, "nonsense" if name == field else get_args(hint)[0])
+    with pytest.raises(ValueError, match=f"^{cls.__name__}.{field} must be .*, got 'nonsense'$"):
+        noun.__post_init__()
 
 
 def test_a_state_space_keeps_its_state_and_the_window_of_its_convolution() -> None:
