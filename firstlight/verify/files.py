@@ -20,7 +20,7 @@ def check_writable(path: Path) -> None:
 def _check(path: Path) -> None:
     if path.is_dir():
         raise FirstlightError(
-            "cannot write the report",
+            "cannot write the file",
             where=str(path),
             why="it is a folder",
             fix=f"give a file, such as {path}/report.html",
@@ -32,7 +32,7 @@ def _check(path: Path) -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         raise FirstlightError(
-            "cannot write the report",
+            "cannot write the file",
             where=str(path),
             why=f"there is no folder {folder}",
             fix=f"mkdir -p {folder}",
@@ -80,7 +80,7 @@ def _is_special(path: Path) -> bool:
 
 def _failed(path: Path, why: str) -> FirstlightError:
     return FirstlightError(
-        "cannot write the report", where=str(path), why=why, fix="free some space, or name another place with --output"
+        "cannot write the file", where=str(path), why=why, fix="free some space, or name another place"
     )
 
 

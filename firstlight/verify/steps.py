@@ -20,13 +20,14 @@ from firstlight.spec.arch import ArchSpec
 from firstlight.spec.caches import CacheDecl
 from firstlight.spec.checklist import Checklist
 from firstlight.spec.feedforward import MoE
-from firstlight.spec.mixers import DeltaRule
+from firstlight.spec.mixers import DeltaRule, Mamba2
 from firstlight.spec.parts import ranges
 from firstlight.verify.report import VerifyReport
 from firstlight.weights.report import LoadReport
 
 Status = Literal["done", "not applicable", "not yet"]
 RECURRENCE = "firstlight.recurrence"
+RECURRENT: dict[type, str] = {DeltaRule: "delta_rule", Mamba2: "mamba2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,17 +206,19 @@ def _dsl_graph_cache(facts: Facts) -> Iterable[Finding]:
 
 
 def _dsl(facts: Facts) -> Iterable[Finding]:
-    layers = [i for i, layer in enumerate(facts.declared.arch.layers) if isinstance(layer.mixer, DeltaRule)]
-    if not layers:
+    mixers = [layer.mixer for layer in facts.declared.arch.layers]
+    if not any(isinstance(mixer, tuple(RECURRENT)) for mixer in mixers):
         yield _finding("recurrence language", "not applicable", "the model has no recurrence")
         return
     table = facts.declared.table
-    bodies = {b.impl: table[b.op].impl(b.impl).target for b in facts.plan.bindings if b.op == "delta_rule"}
-    for name, target in bodies.items():
-        generated = target.startswith(RECURRENCE)
-        how = "generated from the one-step equation" if generated else f"written by hand ({target})"
-        text = f"delta_rule/{name} in layers {ranges(layers)} is {how}"
-        yield _finding("recurrence language", "done" if generated else "not yet", text)
+    for noun, op in RECURRENT.items():
+        layers = [i for i, mixer in enumerate(mixers) if isinstance(mixer, noun)]
+        bodies = {b.impl: table[b.op].impl(b.impl).target for b in facts.plan.bindings if b.op == op}
+        for name, target in bodies.items():
+            generated = target.startswith(RECURRENCE)
+            how = "generated from the one-step equation" if generated else f"written by hand ({target})"
+            text = f"{op}/{name} in layers {ranges(layers)} is {how}"
+            yield _finding("recurrence language", "done" if generated else "not yet", text)
 
 
 def _cache(facts: Facts) -> Finding:

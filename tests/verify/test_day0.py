@@ -80,6 +80,9 @@ def test_steps_follow_what_the_model_has(tiny: Tiny) -> None:
     assert finding(hybrid, "quantise", "index path").status == "not yet"
     assert finding(dense, "DSL, graph, cache", "recurrence language").status == "not applicable"
     assert "layers 0-2,4-6" in finding(hybrid, "DSL, graph, cache", "recurrence language").evidence
+    space = finding(reported(declare(str(tiny("nemotron_h")))), "DSL, graph, cache", "recurrence language")
+    assert space.status == "not yet"
+    assert space.evidence.startswith("mamba2/eager in layers 0,2 is written by hand")
     assert "all 8 experts, of which each token visits 2" in finding(hybrid, "balance", "experts").evidence
 
 
