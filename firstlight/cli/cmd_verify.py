@@ -49,19 +49,10 @@ def verify(
     out = Output(output)
     for path in filter(None, (html, report)):
         check_writable(path)
-    if until is not None:
-        if layers is not None:
-            raise FirstlightError(
-                "--until and --layers are both given",
-                where=f"--until {until} --layers {layers}",
-                why=f"--until {until} is --layers 0-{until}",
-                fix="give one of them",
-            )
-        layers = f"0-{until}"
     declared = limited(model.declare(), run.max_model_len)
     made = plan.build(declared)
     out.refusals(made)
-    options = options_of(reference, layers, tokens, tol, run.seed)
+    options = options_of(reference, layers_of(layers, until), tokens, tol, run.seed)
     out.model(model.model)
     out.notices(declared.port.notices)
     if plan.dtype not in ("auto", "float32"):
@@ -82,6 +73,20 @@ def verify(
     else:
         print_report(out, found, again)
     return EXIT_OK if found.passed else EXIT_CHECK_FAILED
+
+
+def layers_of(layers: str | None, until: int | None) -> str | None:
+    """Return the range that --layers or --until asks for. Raises: FirstlightError if both do."""
+    if until is None:
+        return layers
+    if layers is not None:
+        raise FirstlightError(
+            "--until and --layers are both given",
+            where=f"--until {until} --layers {layers}",
+            why=f"--until {until} is --layers 0-{until}",
+            fix="give one of them",
+        )
+    return f"0-{until}"
 
 
 def seed_words(seed: int) -> tuple[str, ...]:

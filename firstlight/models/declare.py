@@ -7,6 +7,7 @@ from typing import Any
 from firstlight.errors import FirstlightError
 from firstlight.models.registry import Port, guarded
 from firstlight.spec.arch import ArchSpec
+from firstlight.spec.choices import misfits
 from firstlight.spec.read import Config, read_config
 
 
@@ -27,6 +28,13 @@ def read_arch(
             where=port.origin,
             why="arch(cfg) returns the declaration of the model",
             fix="return decoder(...) of firstlight.models.llama, or an ArchSpec",
+        )
+    for misfit in misfits(spec):
+        raise FirstlightError(
+            f"the port of {port.model_type} is mistyped: {misfit}",
+            where=port.origin,
+            why="the fields of the vocabulary have types",
+            fix="docs/reference/vocabulary.md lists every field",
         )
     unknown = cfg.unknown()
     if unknown and not allow_unknown_keys:

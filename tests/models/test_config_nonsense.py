@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from reference_configs import Raw, changed, declare, refusal, tiny_config
@@ -14,6 +16,7 @@ from firstlight.models import registry
 from firstlight.models.declare import read_arch
 from firstlight.models.llama import NAMES
 from firstlight.models.registry import Port, find_port
+from firstlight.spec.arch import ArchSpec, PreNorm
 
 HUGE = 10**400
 
@@ -101,6 +104,32 @@ def test_a_port_that_returns_no_declaration_is_refused(found: Any) -> None:
     with pytest.raises(FirstlightError) as refused:
         read_arch(tiny_config("llama"), port)
     assert f"returns {type(found).__name__}, not an ArchSpec" in refused.value.what
+
+
+def mixer(spec: ArchSpec, **fields: Any) -> ArchSpec:
+    """Return the spec with fields of its first mixer changed."""
+    first = replace(spec.layers[0], mixer=replace(cast("Any", spec.layers[0].mixer), **fields))
+    return replace(spec, layers=(first, *spec.layers[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: replace(spec, layers=list(spec.layers)), "layers must be tuple, got list"),
+        (lambda spec: replace(spec, residual=PreNorm), "residual must be PreNorm or HyperConnections"),
+        (lambda spec: replace(spec, tie_word_embeddings=1), "tie_word_embeddings must be bool, got int 1"),
+        (lambda spec: replace(spec, vocab_size=256.0), "vocab_size must be int, got float 256.0"),
+        (lambda spec: mixer(spec, scaling="0.1"), "layers[0].mixer.scaling must be float, got str '0.1'"),
+        (lambda spec: mixer(spec, sliding_window=True), "layers[0].mixer.sliding_window must be int or None, got bool"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_path(change: Callable[[Any], Any], said: str) -> None:
+    sound = find_port("llama").arch
+    port = Port(model_type="mine", arch=lambda cfg: change(sound(cfg)), names=NAMES, origin="mine.py")
+    with pytest.raises(FirstlightError) as refused:
+        read_arch(tiny_config("llama"), port)
+    assert said in refused.value.what
+    assert refused.value.where == "mine.py"
 
 
 @pytest.mark.parametrize(("arch", "names"), [(None, NAMES), (raised, {"a": "b"})])
