@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -75,15 +75,17 @@ class LayerComparison:
         elif isinstance(module, IndexLayer):
             self._selection(path, ours[0], call, recorded)
         else:
-            self._tensors(path, ours, call)
+            self._tensors(path, ours, call, ctx.rows.num_tokens)
         if path == "mixer":
             self._unused(ctx.cache, used)
             self._states(ctx, call.name)
 
-    def _tensors(self, path: str, ours: tuple[Tensor, ...], call: Call) -> None:
+    def _tensors(self, path: str, ours: tuple[Tensor, ...], call: Call, num_tokens: int) -> None:
         known = self._known(path, call)
         for tensor, theirs in counterparts(ours, call.outputs):
-            found = difference(tensor, theirs)
+            # rows of a norm over heads are tokens times heads
+            found = difference(*(by_token(t, num_tokens) for t in (tensor, theirs)))
+            known = replace(known, positions=len(theirs) == num_tokens)
             hint = "" if found.relative <= self.tolerance else explain(tensor, theirs, known)
             note = self._layer_note(path, found)
             self._add(path, "layer" if path == "" else "module", found, call.name, note=note, hint=hint)
@@ -225,6 +227,12 @@ def counterparts(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[t
     floating = [t for t in theirs if t.is_floating_point()]
     same = [(tensor, [t for t in floating if t.squeeze().shape == tensor.squeeze().shape]) for tensor in ours]
     return [(tensor, found[0].reshape(tensor.shape)) for tensor, found in same if found]
+
+
+def by_token(x: Tensor, num_tokens: int) -> Tensor:
+    """Return [T, R, ...] of the rows [T * R, ...] of T tokens; other tensors as they are."""
+    rows = len(x) if x.ndim else 0
+    return x.reshape(num_tokens, -1, *x.shape[1:]) if rows > num_tokens and rows % num_tokens == 0 else x
 
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -168,3 +168,13 @@ def test_tensor_that_is_not_finite_is_named(tiny: Tiny, tmp_path: Path) -> None:
     report = run(folder)
     assert not report.passed
     assert any(culprit in notice for notice in report.notices)
+
+
+def test_a_norm_over_heads_is_told_by_its_token(tiny: Tiny, tmp_path: Path) -> None:
+    port = write_port(tmp_path, "qwen3_next", "DeltaRule", "norm_eps=1e-4")
+    report = run(tiny("qwen3_next"), port)
+    first = report.first_divergence
+    assert first is not None
+    assert first.place == "layers.0.mixer.o_norm"
+    assert first.hint.startswith("equal with mixer.norm_eps = 1e-06")
+    assert all((check.position or 0) < report.num_tokens for check in report.checks)
